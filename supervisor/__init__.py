@@ -1,0 +1,1 @@
+"""The supervisor: launches a trainer, knows why it died, relieves, relaunches, and says so."""
