@@ -1,0 +1,89 @@
+"""``state.json``: the supervisor's own memory of a run, replaced atomically."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from supervisor.protocol.atomic import write_atomic
+
+
+class Outcome(enum.StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    GAVE_UP = "gave_up"
+    STOPPED = "stopped"
+    FAILED_CONFIG = "failed_config"
+
+
+class ReliefTaken(msgspec.Struct, frozen=True):
+    """A rung as applied: before attempt ``attempt``, because of ``kind``, with its patches."""
+
+    attempt: int
+    rung: str
+    kind: str
+    price: str
+    lossless: bool
+    patches: dict[str, Any]
+    accepts: tuple[str, ...] = ()
+    new_lineage: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One failed attempt in the ledger. ``fingerprint`` identifies the root cause."""
+
+    attempt: int
+    kind: str
+    step: int
+    message: str
+    fingerprint: str
+    time: float
+    lineage: int = 1
+    resumed_step: int | None = None
+    """The step of the checkpoint that the attempt resumed from, None when it began at step 0."""
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    id: str
+    kind: str
+    outcome: Outcome = Outcome.RUNNING
+    attempt: int = 0
+    max_attempts: int
+    attempts_before: int = 0
+    """Attempts of earlier `mens-sup run` calls; the cap counts from here."""
+    lineage: int = 1
+    step: int = 0
+    planned_steps: int = 0
+    tokens_seen: int = 0
+    last_checkpoint: str | None = None
+    best_checkpoint: str | None = None
+    relief: list[ReliefTaken] = []
+    failures: list[Failure] = []
+    accepted_changes: dict[str, int] = {}
+    """Differences to a checkpoint that the user accepted, each with the first attempt that it holds for; a checkpoint
+    of that attempt or a later one carries the new identity and needs no acceptance any more."""
+    overrides: dict[str, Any] = {}
+    """Accepted differences to run.yaml, by dotted key."""
+    explanation: str = ""
+    """Why the run ended as it did, one paragraph."""
+    supervisor_pid: int = 0
+    trainer_pid: int = 0
+    started: float = 0.0
+    updated: float = 0.0
+
+
+def read_state(path: Path) -> RunState | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunState)
+    except FileNotFoundError:
+        return None
+
+
+def write_state(path: Path, state: RunState) -> None:
+    # The trainer's environment may hold passwords and tokens.
+    private = any(key.partition(".")[0] == "launch" for key in state.overrides)
+    data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+    write_atomic(path, data, mode=0o600 if private else 0o644)
