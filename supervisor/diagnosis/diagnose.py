@@ -1,0 +1,301 @@
+"""From the evidence of one ended attempt, or of any program's log, to a kind of failure. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+from dataclasses import dataclass
+
+import msgspec
+
+from supervisor.diagnosis.kernel_log import read_kernel_log
+from supervisor.diagnosis.kinds import FACTS, FailureKind, observed
+from supervisor.diagnosis.weigh import Candidate, Weighed, signal_name, weigh
+from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
+from supervisor.protocol.heartbeat import Heartbeat
+from supervisor.redact import hide_secrets
+from supervisor.sensors.snapshot import Snapshot
+
+EVIDENCE_LINES = 12
+CAUSE_CHARACTERS = 500
+OTHERS = 3
+PLANNED_FIGURES = ("steps", "tokens", "rows")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about an ended attempt. At most one of ``exit_code`` and ``signal`` is set.
+
+    ``stderr_tail``: the log or its end. ``stop_requested``: we asked it to stop. ``killed_by_us``: the last
+    resort that we used. ``resumed_step``: where the attempt started. ``final_verified``: the checkpoint
+    of the planned step is there and good. ``kernel_log``: the kernel's lines of that time, None when unread.
+    ``oom_kills``: by which the control group's counter rose, None when unknown. ``first_hand``: a supervised
+    attempt, whose trainer speaks our protocol and whose end we saw; False for somebody's log.
+    ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end.
+    """
+
+    report: ExitReport | None
+    exit_code: int | None
+    signal: int | None
+    stderr_tail: str
+    heartbeat: Heartbeat | None
+    stop_requested: bool = False
+    killed_by_us: bool = False
+    final_verified: bool = False
+    resumed_step: int = 0
+    kernel_log: str | None = None
+    oom_kills: int | None = None
+    first_hand: bool = True
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The verdict on one attempt. ``confidence`` is 0..1; ``where`` says step and phase for people.
+
+    ``fingerprint`` is equal for two failures with the same root cause, wherever in the run they struck.
+    ``helps``: relief by name. ``also``: other kinds for which something speaks, likeliest first.
+    """
+
+    kind: FailureKind
+    confidence: float
+    step: int
+    where: str
+    evidence: tuple[str, ...]
+    retryable: bool
+    explanation: str
+    fingerprint: str
+    helps: tuple[str, ...] = ()
+    also: tuple[FailureKind, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    kind: FailureKind
+    confidence: float
+    cause: str
+    evidence: tuple[str, ...] = ()
+    also: tuple[FailureKind, ...] = ()
+    summary: bool = False
+    """The cause is a line of the log, which people understand better after the kind's sentence."""
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Trust, in this order: the trainer's own report, signal and counters, the kernel's log, the text."""
+    verdict = _verdict(evidence)
+    step, where = _place(evidence)
+    facts = FACTS[verdict.kind]
+    # A report brings its own evidence, or needs none; without one the log is all there is.
+    lines = verdict.evidence if evidence.report else verdict.evidence or _last_lines(evidence.stderr_tail)
+    return Diagnosis(
+        kind=verdict.kind,
+        confidence=round(verdict.confidence, 2),
+        step=step,
+        where=where,
+        evidence=tuple(hide_secrets(line) for line in lines[-EVIDENCE_LINES:]),
+        retryable=facts.retryable,
+        explanation=hide_secrets(f"{facts.summary} {verdict.cause}" if verdict.summary else verdict.cause),
+        fingerprint=fingerprint(verdict.kind, verdict.cause),
+        helps=facts.helps,
+        also=verdict.also,
+    )
+
+
+def fingerprint(kind: FailureKind, cause: str) -> str:
+    """Kind and a digest of the cause with everything that varies between attempts (numbers) left out."""
+    normal = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "#", cause)
+    return f"{kind.value}:{hashlib.sha256(normal.encode(errors='replace')).hexdigest()[:12]}"
+
+
+def _verdict(evidence: Evidence) -> _Verdict:
+    if evidence.report is not None:
+        return _from_report(evidence, evidence.report)
+    if evidence.signal is not None and evidence.stop_requested:
+        name = signal_name(evidence.signal)
+        how = "it did not react in time and was killed" if evidence.killed_by_us else f"it ended by {name}"
+        return _Verdict(FailureKind.INTERRUPTED, 1.0, f"The trainer was asked to stop; {how}.")
+    if evidence.first_hand and evidence.exit_code in _KIND_OF_CODE:
+        kind = observed(_KIND_OF_CODE[evidence.exit_code])
+        return _Verdict(
+            kind, 0.8, f"The trainer ended with exit code {evidence.exit_code} ({kind.value}) and left no report."
+        )
+    return _from_signs(evidence)
+
+
+def _from_report(evidence: Evidence, report: ExitReport) -> _Verdict:
+    if report.kind is ExitKind.COMPLETED:
+        return _completion(evidence, report)
+    if report.kind is ExitKind.INTERRUPTED and not evidence.stop_requested:
+        return _Verdict(FailureKind.INTERRUPTED, 1.0, "Somebody else asked the trainer to stop.", report.evidence)
+    return _Verdict(observed(report.kind), 0.95, report.message, report.evidence)
+
+
+def _completion(evidence: Evidence, report: ExitReport) -> _Verdict:
+    short = unfulfilled(report)
+    if evidence.signal is not None or evidence.exit_code != 0:
+        ended = f"signal {evidence.signal}" if evidence.signal is not None else f"exit code {evidence.exit_code}"
+        if not short and evidence.final_verified:
+            return _Verdict(
+                FailureKind.COMPLETED, 0.9, f"All planned work is done; the trainer then ended with {ended}."
+            )
+        short = [*short, f"it ended with {ended}"]
+    elif not short and evidence.final_verified:
+        return _Verdict(FailureKind.COMPLETED, 1.0, "All planned steps, tokens and rows are done.")
+    if not evidence.final_verified:
+        short = [*short, "there is no verified checkpoint of the last planned step"]
+    return _Verdict(
+        FailureKind.COMPLETED_EARLY, 1.0, f"The trainer says completed, but {'; '.join(short)}.", report.evidence
+    )
+
+
+def unfulfilled(report: ExitReport) -> list[str]:
+    """What of the plan was not done; a figure that was not reported is not done either."""
+    problems = []
+    for name in PLANNED_FIGURES:
+        planned, done = report.planned.get(name), report.done.get(name)
+        if planned is None or done is None:
+            problems.append(f"it does not say how many {name} were planned and done")
+        elif planned != done:
+            problems.append(
+                f"only {done} of {planned} planned {name} were done"
+                if done < planned
+                else f"{done} {name} were done where {planned} were planned"
+            )
+    return problems
+
+
+_KIND_OF_CODE = {code: kind for kind, code in EXIT_CODES.items() if code != 0}
+
+
+def _from_signs(evidence: Evidence) -> _Verdict:
+    if evidence.signal == signal.SIGKILL and evidence.oom_kills:
+        return _Verdict(
+            FailureKind.HOST_OOM,
+            0.95,
+            "The kernel's out-of-memory killer ended the trainer (its control group's counter rose).",
+        )
+    found = weigh(
+        evidence.stderr_tail,
+        evidence.exit_code,
+        evidence.signal,
+        None if evidence.kernel_log is None else read_kernel_log(evidence.kernel_log),
+        first_hand=evidence.first_hand,
+    )
+    may_be_well = found.ending.code == 0 or (found.ending.code is None and found.ending.signal is None)
+    if may_be_well and (verdict := _ended_well(evidence, found)):
+        return verdict
+    if found.best is None:
+        return _nothing_tells(found)
+    return _Verdict(
+        found.best.kind,
+        _confidence(found.best, found),
+        _told(found.best),
+        _lines(found.best, found),
+        _also(found),
+        summary=True,
+    )
+
+
+def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
+    """Completed or completed early; None when an error ended the program or nothing tells how it ended."""
+    progress = found.progress
+    enough = 0.3 if found.ending.code is None else 0.47  # helpers may die loudly while a good program leaves
+    last_error = (
+        found.best if found.best and found.best.score >= enough and found.best.index > progress.finished else None
+    )
+    if progress.short >= 0 and not (last_error and last_error.index > progress.short):
+        return _Verdict(
+            FailureKind.COMPLETED_EARLY, 0.9, FACTS[FailureKind.COMPLETED_EARLY].summary, found.last_lines, _also(found)
+        )
+    if last_error is not None:
+        return None
+    behind = 0 < progress.done < progress.total * 0.98 and not progress.stopped_early
+    if progress.nothing_done or (behind and progress.finished < 0 and found.ending.code == 0):
+        cause = (
+            f"It ended after {progress.done} of {progress.total} steps."
+            if behind
+            else "It ended without a single step."
+        )
+        return _Verdict(FailureKind.COMPLETED_EARLY, 0.85, cause, found.last_lines, (FailureKind.COMPLETED,))
+    if found.ending.code == 0 and evidence.first_hand:
+        return _Verdict(
+            FailureKind.COMPLETED_EARLY, 0.9, "The trainer ended with exit code 0 but left no report that it completed."
+        )
+    if progress.finished >= 0 or (found.ending.code == 0 and progress.total and progress.done == progress.total):
+        return _Verdict(
+            FailureKind.COMPLETED, 0.9, "The log says that the work was finished.", found.last_lines, _also(found)
+        )
+    if found.ending.code == 0:
+        return _Verdict(
+            FailureKind.COMPLETED, 0.5, "It ended with exit code 0; the log shows no error and no unfinished work.",
+            found.last_lines, (FailureKind.COMPLETED_EARLY,),
+        )  # fmt: skip
+    return None
+
+
+def _nothing_tells(found: Weighed) -> _Verdict:
+    ending = found.ending
+    if ending.signal is not None:
+        return _Verdict(
+            FailureKind.UNKNOWN,
+            0.5,
+            f"The trainer was ended by {signal_name(ending.signal)}.",
+            found.last_lines,
+            _also(found),
+        )
+    how = (
+        f"The trainer ended with exit code {ending.code} and left no report."
+        if ending.code is not None
+        else "The log does not tell."
+    )
+    return _Verdict(FailureKind.UNKNOWN, 0.3, how, found.last_lines, _also(found))
+
+
+def _told(best: Candidate) -> str:
+    return best.cause.strip()[:CAUSE_CHARACTERS]
+
+
+def _lines(best: Candidate, found: Weighed) -> tuple[str, ...]:
+    """What speaks for the best candidate and, before it, for the runners-up."""
+    lines: list[str] = []
+    for entry in (*reversed(found.others[:OTHERS]), best):
+        lines += [line for line in entry.lines if line not in lines]
+    return tuple(lines) or found.last_lines
+
+
+def _confidence(best: Candidate, found: Weighed) -> float:
+    """The score itself, lowered when another kind comes close."""
+    rival = max((entry.score for entry in found.others), default=0.0)
+    return min(0.95, max(best.score * (1.0 if rival < 0.8 * best.score else 0.85), 0.2))
+
+
+_KIN: dict[FailureKind, tuple[FailureKind, ...]] = {
+    FailureKind.CUDA_OOM_FOREIGN: (FailureKind.CUDA_OOM,),
+    FailureKind.OOM_AT_LOAD: (FailureKind.CUDA_OOM,),
+    FailureKind.KILLED: (FailureKind.HOST_OOM,),
+}
+"""Kinds that only a figure or a word of the same message tells apart."""
+
+
+def _also(found: Weighed) -> tuple[FailureKind, ...]:
+    best = found.best
+    kinds = [entry.kind for entry in found.others if best is None or entry.score >= 0.3 * best.score]
+    for kin in _KIN.get(best.kind, ()) if best else ():
+        if kin not in kinds:
+            kinds.append(kin)
+    return tuple(kinds[:OTHERS])
+
+
+def _last_lines(tail: str) -> tuple[str, ...]:
+    lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
+    return tuple(line[:500] for line in lines[-EVIDENCE_LINES:])
+
+
+def _place(evidence: Evidence) -> tuple[int, str]:
+    beat = evidence.heartbeat
+    report = evidence.report
+    step = max(report.step if report else 0, beat.step if beat else 0, evidence.resumed_step)
+    phase = (report.phase if report else "") or (beat.phase.name.lower() if beat else "")
+    if beat is None and report is None:
+        return step, "before its first heartbeat"
+    return step, f"at step {step}" + (f" while {phase.replace('_', ' ')}" if phase else "")

@@ -1,0 +1,129 @@
+"""What an exception without any telling words is: the program's fault, the configuration's or the data's. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.raised import Raised
+
+_CONTROL_FLOW = frozenset(
+    {"Empty", "Full", "StopIteration", "GeneratorExit", "CancelledError", "SystemExit", "StopAsyncIteration"}
+)
+_BY_TYPE: dict[str, FailureKind] = {
+    "ValidationError": FailureKind.CONFIG_ERROR,
+    "ModuleNotFoundError": FailureKind.DEPENDENCY_ERROR,
+    "ImportError": FailureKind.DEPENDENCY_ERROR,
+    "MemoryError": FailureKind.HOST_OOM,
+    "KeyboardInterrupt": FailureKind.INTERRUPTED,
+    "PermissionError": FailureKind.PERMISSION_DENIED,
+    "TemplateError": FailureKind.DATA_ERROR,
+    "UnicodeDecodeError": FailureKind.DATA_ERROR,
+    "JSONDecodeError": FailureKind.DATA_ERROR,
+    "ConnectionError": FailureKind.NETWORK,
+    "ConnectionResetError": FailureKind.NETWORK,
+    "ConnectionRefusedError": FailureKind.NETWORK,
+    "ConnectTimeout": FailureKind.NETWORK,
+    "ReadTimeout": FailureKind.NETWORK,
+    "FSTimeoutError": FailureKind.NETWORK,
+    "TimeoutError": FailureKind.NETWORK,
+    "ServerTimeoutError": FailureKind.NETWORK,
+    "ReadTimeoutError": FailureKind.NETWORK,
+    "HTTPError": FailureKind.NETWORK,
+    "HfHubHTTPError": FailureKind.NETWORK,
+    "ClientOSError": FailureKind.NETWORK,
+    "BrokenProcessPool": FailureKind.WORKER_KILLED,
+    "FloatingPointError": FailureKind.NAN_LOSS,
+    "DistBackendError": FailureKind.NCCL_ERROR,
+    "UnpicklingError": FailureKind.CHECKPOINT_CORRUPT,
+    "OutOfMemoryError": FailureKind.CUDA_OOM,
+}
+_CHECKPOINT_PLACE = re.compile(
+    r"load_checkpoint|_load_from_checkpoint|load_from_json|_load_optimizer_and_scheduler|_load_rng_state"
+    r"|load_state\b|resume_from"
+    r"|load_state_dict|torch_load|serialization\.py\", line \d+, in _?load|safe_open|load_file|_load_scaler"
+)
+_CHECKPOINT_LOAD = re.compile(
+    r"in (?:load_checkpoint|_load_from_checkpoint|_load_optimizer_and_scheduler|load_state_dict"
+    r"|load_state)\b"
+)
+_DATA_PLACE = re.compile(
+    r"datasets?/(?:arrow_dataset|builder|iterable_dataset|load|packaged_modules|formatting|features|table|utils)"
+    r"|collat|__getitem__"
+    r"|data_utils|dataset\.py"
+    r"|in (?:_?tokenize\w*|preprocess\w*|format\w*|_prepare_dataset|to_chat|encode_\w+|load_data\w*"
+    r"|build_dataset|process_example\w*|apply_chat_template|_?pad\w*)\b"
+    r"|_utils/(?:fetch|worker|collate)\.py|/data/\w+\.py"
+)
+_CONFIG_PLACE = re.compile(
+    r"(?:training_args|_config|config|arguments|hparams|argument_parser|hf_argparser|arg_utils"
+    r"|schemas?)\.py\", line \d+, in (?:__post_init__|validate\w*|__init__|from_\w+|parse\w*"
+    r"|check\w*|_?load\w*|verify\w*|create_\w+)"
+    r""
+    r"|in (?:parse_args\w*|validate_config|load_cfg|_?validate_args|check_\w*args\w*|validate_environment"
+    r"|_verify\w*)\b"
+)
+_DATA_WORDS = re.compile(
+    r"\b(?:dataset|column|row|example|sample|label|conversation|messages?|prompt|tokeniz\w+|truncat\w+"
+    r"|padding)s?\b",
+    re.IGNORECASE,
+)
+_CONFIG_WORDS = re.compile(
+    r"\b(?:config(?:uration)?|argument|option|setting|flag|parameter|hyper-?parameter|`?--\w[\w\-]+|`\w+=\w+`)\b|"
+    r"not (?:a )?valid|unsupported|not supported|must be|should be|expected one of|invalid value|set `?\w+`?",
+    re.IGNORECASE,
+)
+_FALLBACK_TYPES = frozenset(
+    {"ImportError", "ModuleNotFoundError", "FileNotFoundError", "KeyError", "AttributeError", "StopIteration"}
+)
+
+
+def ordinary_kind(raised: Raised) -> FailureKind | None:
+    """The kind by type, message and place; None for what is control flow or only says that a child failed."""
+    if raised.type in _CONTROL_FLOW:
+        return None
+    context = raised.context
+    if kind := _BY_TYPE.get(raised.type):
+        return kind
+    if raised.type == "FileNotFoundError":
+        return FailureKind.DATA_ERROR if _DATA_PLACE.search(context) else FailureKind.CONFIG_ERROR
+    tail = context[-6000:]
+    if raised.type in ("ValueError", "AssertionError", "NotImplementedError", "TypeError", "KeyError", "OSError"):
+        if _CONFIG_PLACE.search(tail[-1200:]) and raised.type != "TypeError":
+            return FailureKind.CONFIG_ERROR
+        if (
+            raised.type == "ValueError"
+            and _CONFIG_WORDS.search(raised.message)
+            and not _DATA_WORDS.search(raised.message)
+        ):
+            return FailureKind.CONFIG_ERROR
+    if raised.type in ("RuntimeError", "ValueError", "KeyError", "AssertionError") and _CHECKPOINT_LOAD.search(
+        tail[-700:]
+    ):
+        return FailureKind.CHECKPOINT_INCOMPATIBLE
+    if raised.type in ("ValueError", "KeyError", "IndexError", "TypeError") and _DATA_PLACE.search(tail[-2500:]):
+        return FailureKind.DATA_ERROR
+    return FailureKind.PROGRAM_ERROR
+
+
+_CUT_OFF = frozenset({"BrokenPipeError", "ConnectionResetError", "EOFError"})
+_UNREADABLE = frozenset(
+    {"JSONDecodeError", "EOFError", "UnicodeDecodeError", "FileNotFoundError", "BadZipFile", "OverflowError"}
+)
+
+
+def placed_kind(raised: Raised) -> FailureKind | None:
+    """The kind that the place of an exception gives away, whatever its message; None when it doesn't."""
+    near = raised.context[-1500:]
+    if raised.type in _CUT_OFF and (raised.type == "BrokenPipeError" or "multiprocess" in near):
+        return FailureKind.WORKER_KILLED
+    if raised.type in _UNREADABLE and _CHECKPOINT_PLACE.search(near):
+        return FailureKind.CHECKPOINT_CORRUPT
+    if raised.type == "KeyError" and "configuration_auto.py" in near:
+        return FailureKind.DEPENDENCY_ERROR
+    return None
+
+
+def is_fallback(raised: Raised) -> bool:
+    """Was this one raised only to be handled, as programs do that try one way and then another?"""
+    return raised.handled and raised.type in _FALLBACK_TYPES
