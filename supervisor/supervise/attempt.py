@@ -1,0 +1,204 @@
+"""One attempt: prepare its folder, start the trainer, watch it until it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from supervisor.checkpoints import CheckpointInfo
+from supervisor.diagnosis.diagnose import Evidence
+from supervisor.diagnosis.evidence import log_tail
+from supervisor.process.leftovers import end_leftovers, reap_group
+from supervisor.process.signals import SignalQueue
+from supervisor.process.spawn import ExitStatus, TrainerProcess, spawn_trainer
+from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
+from supervisor.protocol.atomic import fsync_directory, write_atomic
+from supervisor.protocol.attempt import SPEC_VARIABLE, AttemptSpec, read_exit_report, write_spec
+from supervisor.protocol.heartbeat import read_heartbeat
+from supervisor.protocol.paths import AttemptPaths
+from supervisor.sensors.history import kernel_lines, oom_kills
+from supervisor.sensors.snapshot import Snapshot
+from supervisor.supervise.follow import Follower
+from supervisor.supervise.opening import Run
+from supervisor.yaml_source import render_yaml
+
+TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An ended attempt: the process's own status and what we did to it."""
+
+    status: ExitStatus
+    stop_requested: bool
+    killed_by_us: bool
+    leftovers: int
+
+
+class StopRequest:
+    """Whether somebody asked the supervisor to stop; a second SIGINT means at once."""
+
+    def __init__(self, signals: SignalQueue) -> None:
+        self._signals = signals
+        self._received: list[int] = []
+
+    def poll(self) -> bool:
+        self._received += self._signals.take()
+        return bool(self._received)
+
+    @property
+    def hurry(self) -> bool:
+        return self._received.count(signal.SIGINT) > 1
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self._received[0]).name if self._received else ""
+
+
+def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
+    """Write the attempt's folder: effective.yaml and attempt.json. Raises OSError (full disk)."""
+    state, config = run.state, run.config
+    paths = run.paths.attempt(state.attempt)
+    paths.root.mkdir(parents=True)
+    run.paths.checkpoints(state.lineage).mkdir(exist_ok=True)
+    write_atomic(paths.effective, render_yaml(config.document).encode(), mode=0o600)
+    write_spec(
+        paths.spec,
+        AttemptSpec(
+            run_dir=str(run.paths.root),
+            attempt=state.attempt,
+            lineage=state.lineage,
+            effective_config=str(paths.effective),
+            resume_from=str(resume.path) if resume else None,
+            save_steps=config.own.checkpoint.save_steps,
+            accepted_changes=_still_accepted(run, resume),
+        ),
+    )
+    fsync_directory(run.paths.attempts)
+    return paths
+
+
+def _still_accepted(run: Run, resume: CheckpointInfo | None) -> tuple[str, ...]:
+    """What may differ from the checkpoint: accepted, by the user or a relief, after the attempt that wrote it."""
+    writer = resume.manifest.attempt if resume and resume.manifest else 0
+    accepted = [*run.state.accepted_changes.items()]
+    accepted += [(key, taken.attempt) for taken in run.state.relief for key in taken.accepts]
+    return tuple(dict.fromkeys(key for key, since in accepted if writer < since))
+
+
+def launch(run: Run, paths: AttemptPaths) -> TrainerProcess:
+    """Start the attempt's trainer. Raises OSError when the program cannot be started."""
+    config = run.config
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        **config.own.launch.env,
+        SPEC_VARIABLE: str(paths.spec),
+    }
+    command = [config.own.launch.python or sys.executable, *run.kind.command(config.sections)]
+    return spawn_trainer(command, environment, paths.stdout, paths.stderr)
+
+
+def watch(
+    run: Run,
+    process: TrainerProcess,
+    follower: Follower,
+    signals: SignalQueue,
+    stop: StopRequest,
+    on_tick: Callable[[], None],
+) -> Ended:
+    """Follow the trainer until it has ended and nothing of it is left.
+
+    An error of our own first stops the trainer the gentle way, then is raised again. Raises
+    StuckProcessError when the trainer survives SIGKILL.
+    """
+    plan = StopPlan(run.config.own.limits.stop_grace_seconds)
+    stopper: Stopper | None = None
+    try:
+        run.state.trainer_pid = process.pid
+        run.journal.save()
+        follower.began(process.pid)
+        while not process.ended():
+            if stop.poll() and stopper is None:
+                stopper = Stopper(plan, time.monotonic())
+                run.journal.event("stop_requested", f"{stop.name} received: {_stopping(stop.name)}")
+            if stopper is not None:
+                _press(process, stopper, stop.hurry)
+            follower.tick()
+            on_tick()
+            signals.wait(TICK_SECONDS, [process.pidfd])
+    except BaseException as error:
+        if not isinstance(error, StuckProcessError):
+            _stop_without_following(process, stopper or Stopper(plan, time.monotonic()), signals, stop)
+            _clear(run, process)
+        raise
+    ended = _clear(run, process)
+    follower.tick(last=True)
+    return Ended(
+        ended[0],
+        stop_requested=stopper is not None,
+        killed_by_us=stopper is not None and stopper.sent is signal.SIGKILL,
+        leftovers=ended[1],
+    )
+
+
+def _stopping(name: str) -> str:
+    again = "; a second Ctrl-C kills it at once, without saving" if name == "SIGINT" else ""
+    return f"asking the trainer to save and stop{again}"
+
+
+def _press(process: TrainerProcess, stopper: Stopper, hurry: bool) -> None:
+    number = stopper.next_signal(time.monotonic(), hurry)
+    if number is signal.SIGKILL:
+        process.kill_group()
+    elif number is not None:
+        process.send(number)
+    if stopper.stuck(time.monotonic()):
+        raise StuckProcessError(process.pid)
+
+
+def _stop_without_following(process: TrainerProcess, stopper: Stopper, signals: SignalQueue, stop: StopRequest) -> None:
+    while not process.ended():
+        stop.poll()
+        _press(process, stopper, stop.hurry)
+        signals.wait(TICK_SECONDS, [process.pidfd])
+
+
+def _clear(run: Run, process: TrainerProcess) -> tuple[ExitStatus, int]:
+    """End and reap everything of an ended trainer; its group first, while its pid is still its own."""
+    process.kill_group()
+    status = process.reap()
+    killed = end_leftovers(run.paths.attempt(run.state.attempt).spec)
+    reap_group(process.pid)
+    run.state.trainer_pid = 0
+    return status, len(killed)
+
+
+def collect_evidence(
+    paths: AttemptPaths,
+    ended: Ended,
+    resumed_step: int,
+    final_verified: Callable[[int], bool],
+    snapshots: tuple[Snapshot, ...],
+) -> Evidence:
+    """Everything that the ended attempt left. ``final_verified(planned_steps)`` looks at the checkpoint."""
+    report = read_exit_report(paths.exit_report)
+    planned = report.planned.get("steps") if report else None
+    return Evidence(
+        report=report,
+        exit_code=ended.status.code,
+        signal=ended.status.signal,
+        stderr_tail=log_tail(paths.stderr),
+        heartbeat=read_heartbeat(paths.heartbeat),
+        stop_requested=ended.stop_requested,
+        killed_by_us=ended.killed_by_us,
+        resumed_step=resumed_step,
+        final_verified=planned is not None and final_verified(planned),
+        kernel_log=kernel_lines(snapshots),
+        oom_kills=oom_kills(snapshots),
+        snapshots=snapshots,
+    )
