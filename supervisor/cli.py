@@ -1,0 +1,288 @@
+"""``mens-sup``: the command line.
+
+Every command imports what it needs when it runs, so that ``status`` answers at once; argparse for
+the same reason (typer brings pydantic and would more than double the time). Bad input ends in a
+paragraph on standard error and an exit code, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.problems import InputError
+
+if TYPE_CHECKING:
+    from supervisor.config import LoadedConfig
+    from supervisor.state import Outcome
+
+EXIT_COMPLETED = 0
+EXIT_GAVE_UP = 1
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 3
+EXIT_INTERRUPTED = 130
+RUNS = Path("runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point of ``mens-sup``; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except InputError as error:
+        _complain(str(error))
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return EXIT_GAVE_UP
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _complain(f"{place}{error.strerror or error}")
+        return EXIT_GAVE_UP
+    return code
+
+
+def run(options: argparse.Namespace) -> int:
+    """Supervise a run to its end."""
+    config, directory = _what_to_run(options.config, options.run_dir, options.sets)
+    from supervisor.state import Outcome
+    from supervisor.supervise import RunRequest, supervise
+    from supervisor.view.screen import open_view
+
+    request = RunRequest(config, directory, options.max_attempts, tuple(options.accept_change))
+    with open_view(directory, live=not options.no_live) as on_tick:
+        outcome = supervise(request, on_tick)
+    try:
+        _say_outcome(directory, outcome)
+    except OSError:  # nobody is reading; the exit code still tells
+        _discard_output()
+    codes = {
+        Outcome.COMPLETED: EXIT_COMPLETED,
+        Outcome.STOPPED: EXIT_STOPPED,
+        Outcome.FAILED_CONFIG: EXIT_BAD_INPUT,
+    }
+    return codes.get(outcome, EXIT_GAVE_UP)
+
+
+def status(options: argparse.Namespace) -> int:
+    """Say how a run stands."""
+    from supervisor.status import newest_run, read_status, render_status
+
+    directory = options.run_dir or newest_run(RUNS)
+    if directory is None:
+        raise InputError(f"There are no runs under {RUNS}/ here. Name the run's folder.")
+    found = read_status(directory)
+    _print_json(found) if options.as_json else print(render_status(found))
+    return 0
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """List checkpoints without reading their files."""
+    from supervisor.checkpoint_report import list_report, render_report
+
+    entries = list_report(options.run_dir)
+    _print_json([entry.plain() for entry in entries]) if options.as_json else print(render_report(entries))
+    return 0
+
+
+def verify_checkpoints(options: argparse.Namespace) -> int:
+    """Check every file of every checkpoint; 1 when one that isn't in quarantine is bad."""
+    from supervisor.checkpoint_report import render_report, verify_report
+
+    entries = verify_report(options.run_dir)
+    _print_json([entry.plain() for entry in entries]) if options.as_json else print(render_report(entries))
+    return 1 if any(entry.faults and not entry.quarantined for entry in entries) else 0
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Say why a program died, from its log."""
+    from supervisor.diagnosis.from_log import diagnose_log, plain, render
+    from supervisor.view.text import clean
+
+    found = diagnose_log(options.log, options.exit_code, options.signal, options.kernel_log)
+    _print_json(plain(found)) if options.as_json else print(clean(render(found), lines=True))
+    return 0
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Check a configuration and the files that it names."""
+    from supervisor.config import load_config
+
+    loaded = load_config(options.config, options.sets)
+    print(f"{options.config}: good, kind {loaded.kind.name}, run name {loaded.own.name}")
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the JSON schema of a configuration."""
+    from supervisor.config import installed_kind, json_schema
+
+    _print_json(json_schema(installed_kind(options.kind)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mens-sup",
+        description="Fine-tuning that finishes by itself: launch, watch, diagnose, relieve, relaunch.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    to_run = _command(commands, "run", run, "train CONFIG to the end, relaunching after failures")
+    to_run.description = (
+        "Train CONFIG to the end, relaunching after failures. Exit code 0: completed; 1: gave up; "
+        "2: bad configuration or unusable run directory; 3: stopped on request, go on with --run-dir."
+    )
+    to_run.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="YAML file; optional with --run-dir")
+    to_run.add_argument(
+        "--max-attempts", metavar="N", type=_at_least_one, help="attempts of this call, instead of limits.max_attempts"
+    )
+    to_run.add_argument(
+        "--run-dir", metavar="DIR", type=Path, help="the run's folder, new or to be continued (runs/NAME-TIMESTAMP)"
+    )
+    _add_sets(to_run)
+    to_run.add_argument(
+        "--accept-change",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="continue although KEY differs from what the run began with; may be repeated",
+    )
+    to_run.add_argument("--no-live", action="store_true", help="plain lines even in a terminal")
+
+    to_status = _command(commands, "status", status, "say how a run stands")
+    to_status.add_argument(
+        "run_dir", metavar="RUN_DIR", type=Path, nargs="?", help="a run's folder (the newest under runs/)"
+    )
+    _add_json(to_status)
+
+    checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints, or verify every file of them")
+    actions = checkpoints.add_subparsers(metavar="ACTION", required=True)
+    for name, action, what in (
+        ("list", list_checkpoints, "list the checkpoints of all lineages, and those in quarantine"),
+        ("verify", verify_checkpoints, "check every file of every checkpoint; exit code 1 when one is bad"),
+    ):
+        to_look = _command(actions, name, action, what)
+        to_look.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder")
+        _add_json(to_look)
+
+    to_diagnose = _command(commands, "diagnose", diagnose, "say why a program died, from the log of any trainer")
+    to_diagnose.add_argument("log", metavar="LOG", help="its log (stderr, or everything); - reads standard input")
+    to_diagnose.add_argument("--exit-code", metavar="N", type=int, help="its exit code, such as 1 or 137")
+    to_diagnose.add_argument("--signal", metavar="SIG", help="the signal that ended it, such as SIGKILL")
+    to_diagnose.add_argument("--kernel-log", metavar="FILE", type=Path, help="the kernel's log of that time (`dmesg`)")
+    _add_json(to_diagnose)
+
+    to_validate = _command(commands, "validate", validate, "check a configuration and the files that it names")
+    to_validate.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
+    _add_sets(to_validate)
+
+    to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
+    to_schema.add_argument("--kind", default="sft", help="kind of job (sft)")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, action: object, what: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
+    parser.set_defaults(command=action)
+    return parser
+
+
+def _add_sets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key, for example train.max_steps=20; may be repeated",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _what_to_run(config: Path | None, run_dir: Path | None, sets: list[str]) -> tuple[LoadedConfig | None, Path]:
+    """The configuration (None: as the run directory has it) and the run directory."""
+    from supervisor.config import load_config
+
+    if run_dir is None:
+        if config is None:
+            raise InputError("Name a configuration, or an existing run with --run-dir.")
+        loaded = load_config(config, sets)
+        return loaded, _new_run_dir(loaded.own.name)
+    from supervisor.state import Outcome
+    from supervisor.supervise.opening import stored_run
+
+    known = stored_run(run_dir)
+    preflight = known is None or known.outcome is not Outcome.COMPLETED  # who has trained needs no data any more
+    if config is not None:
+        return load_config(config, sets, preflight=preflight), run_dir
+    if not (run_dir / "run.yaml").is_file():
+        raise InputError(f"{run_dir} holds no run (no run.yaml). Name a configuration to start one there.")
+    if not sets:
+        return None, run_dir
+    overrides = known.overrides if known else {}
+    return load_config(run_dir / "run.yaml", sets, overrides=overrides, preflight=preflight), run_dir
+
+
+def _new_run_dir(name: str) -> Path:
+    import time
+
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidate, number = RUNS / stem, 2
+    while candidate.exists():
+        candidate, number = RUNS / f"{stem}-{number}", number + 1
+    return candidate
+
+
+def _say_outcome(directory: Path, outcome: Outcome) -> None:
+    from supervisor.protocol.paths import RunPaths
+    from supervisor.state import Outcome, read_state
+    from supervisor.view.text import clean
+
+    state = read_state(RunPaths(directory).state)
+    explanation = clean(state.explanation, lines=True) if state else ""
+    text = f"{directory}: {outcome.value.replace('_', ' ')}. {explanation}".rstrip()
+    print(text, flush=True) if outcome in (Outcome.COMPLETED, Outcome.STOPPED) else _complain(text)
+
+
+def _discard_output() -> None:
+    """The reader is gone: what is still buffered must not be tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Events in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from supervisor.protocol.events import Event
+from supervisor.sensors.disk import human_bytes
+from supervisor.view.text import clean, count
+
+_ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_deleted", "retention"})
+"""Frequent, and shown in other ways."""
+_WHOLE_SENTENCES = frozenset(
+    {
+        "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined", "disk_forecast",
+        "disk_low", "leftovers_killed", "run_continued", "stop_requested", "stray_trainer", "stray_trainer_ended",
+    }
+)  # fmt: skip
+"""Their messages need no label."""
+_ALARMING = frozenset(
+    {
+        "alarm", "attempt_ended", "checkpoint_quarantined", "disk_forecast", "disk_low", "failure", "quarantine",
+        "relief", "waiting", "warning",
+    }
+)  # fmt: skip
+MAX_CHARACTERS = 600
+
+
+def describe(event: Event) -> str | None:
+    """One line about an event, or None when it is routine. Free of control characters."""
+    if event.kind in _ROUTINE:
+        return None
+    text = _special(event) or clean(event.message)
+    if not text:
+        return None
+    if event.kind in _WHOLE_SENTENCES:
+        return text[:MAX_CHARACTERS]
+    label = clean(event.kind).replace("_", " ")
+    return f"{label}: {text}"[:MAX_CHARACTERS]
+
+
+def is_alarming(event: Event) -> bool:
+    return event.kind in _ALARMING
+
+
+def clock(moment: float) -> str:
+    """Local time of day of Unix seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def number(data: Mapping[str, Any], key: str) -> float | None:
+    """A finite number out of an event's data; anything else there is unknown."""
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return None
+    return value
+
+
+def _special(event: Event) -> str | None:
+    data, step = event.data, event.step
+    match event.kind:
+        case "corpus":
+            return _corpus(data)
+        case "plan":
+            parts = [_counted(data, f"planned_{what}", what) for what in ("steps", "tokens", "rows")]
+            return ", ".join(part for part in parts if part)
+        case "evaluation":
+            loss = number(data, "eval_loss")
+            tokens = _counted(data, "eval_tokens", "tokens")
+            where = "" if step is None else f"step {step}, "
+            return None if loss is None else f"{where}loss {loss:.4f}" + (f" over {tokens}" if tokens else "")
+        case "checkpoint":
+            size, seconds = number(data, "bytes"), number(data, "seconds")
+            size_text = "" if size is None else f", {human_bytes(int(size))}"
+            return f"step {step} saved{size_text}" + ("" if seconds is None else f" in {seconds:.1f} s")
+        case "resumed":
+            return f"at step {step}"
+        case "outcome":
+            return clean(f"{data.get('outcome', '')}: {event.message}".replace("_", " ", 1))
+    return None
+
+
+def _corpus(data: Mapping[str, Any]) -> str:
+    parts = [
+        _counted(data, "rows", "rows"),
+        _counted(data, "tokens", "tokens"),
+        _counted(data, "unique_responses", "unique responses"),
+    ]
+    dropped = data.get("dropped")
+    if isinstance(dropped, Mapping) and dropped:
+        reasons = ", ".join(f"{clean(str(reason))} {how_many}" for reason, how_many in dropped.items())
+        parts.append(f"dropped: {clean(reasons)}")
+    return ", ".join(part for part in parts if part)
+
+
+def _counted(data: Mapping[str, Any], key: str, what: str) -> str:
+    value = number(data, key)
+    return "" if value is None else f"{count(value)} {what}"
