@@ -1,0 +1,291 @@
+"""From sources to the corpus: read, render, drop repeats, hold out validation rows, and account for it all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from supervisor.jobs import Problem
+from trainer.data.keys import response_key
+from trainer.data.messages import BadRow, Row
+from trainer.data.render import Rendered, Renderer
+from trainer.data.sources import MAX_SHOWN_PROBLEMS, Source, read_source, row_problem
+from trainer.data.split import SplitError, rows_of_fraction, split
+from trainer.data.token_rows import TokenRows, token_rows
+from trainer.errors import DataProblemError
+
+MAX_LEVELS = 100
+"""Difficulties are levels to shuffle inside; rows of different levels never share a bin."""
+
+SHOWN_EXAMPLES = 3
+
+
+class DataError(DataProblemError):
+    """The data cannot be trained on. ``str`` is one paragraph per problem."""
+
+    def __init__(self, problems: Sequence[Problem], total: int | None = None) -> None:
+        shown = list(problems[:MAX_SHOWN_PROBLEMS])
+        more = (len(problems) if total is None else total) - len(shown)
+        paragraphs = [_paragraph(problem) for problem in shown]
+        super().__init__("\n\n".join(paragraphs + ([f"... and {more} more bad rows."] if more > 0 else [])))
+        self.problems = shown
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Where validation rows come from: a file, or else a fraction of the rows, at most ``max_rows``."""
+
+    path: Path | None = None
+    fraction: float = 0.02
+    max_rows: int = 256
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Bad rows of one kind: how many, and where the first ones stand."""
+
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What became of the rows. Counts of tokens are before fitting unless they say otherwise.
+
+    ``read`` = ``rows`` + ``validation_rows`` + what was dropped. ``trimmed_*`` is what ``max_length`` costs the
+    training rows; ``histogram`` counts them by length in bins of 64 tokens (see TokenRows.histogram).
+    ``leaked_rows`` are training rows dropped because the validation file has their answer.
+    """
+
+    read: int
+    rows: int
+    tokens: int
+    label_tokens: int
+    unique_responses: int
+    validation_rows: int
+    validation_tokens: int
+    validation_label_tokens: int
+    duplicates_dropped: int
+    leaked_rows: int
+    bad_rows: dict[str, BadRows]
+    unlearnable_rows: int
+    dropped_reasoning_turns: int
+    max_length: int
+    trimmed_rows: int
+    trimmed_prompt_tokens: int
+    trimmed_answer_tokens: int
+    fitted_tokens: int
+    longest_row: int
+    histogram: list[int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for the ``corpus`` event."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and validation rows at full length."""
+
+    train: TokenRows
+    validation: TokenRows
+    report: CorpusReport
+
+
+@dataclass
+class _Gathered:
+    """Rendered rows of some sources, and what was left out of them on the way.
+
+    ``correctable`` are the bad rows that somebody can correct: those of a file, not of other people's sources.
+    """
+
+    rendered: list[Rendered] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    levels: list[float | None] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    correctable: list[BadRow] = field(default_factory=list)
+    read: int = 0
+    duplicates: int = 0
+
+    def add_bad(self, row: BadRow, source: Source) -> None:
+        self.bad.append(row)
+        if source.type == "jsonl":
+            self.correctable.append(row)
+
+    def token_rows(self) -> TokenRows:
+        return token_rows(zip(self.rendered, self.keys, self.levels, strict=True))
+
+
+def build_corpus(
+    sources: Sequence[Source],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    on_bad_row: Literal["refuse", "skip"] = "refuse",
+    metadata_fields: frozenset[str] = frozenset(),
+    curriculum_field: str | None = None,
+    validation: Validation = Validation(),
+    seed: int = 0,
+    cache: Path | None = None,
+) -> Corpus:
+    """Everything that a run trains and validates on.
+
+    Rows with the same tokens are kept once. ``max_length`` is only counted with, the rows stay whole.
+    ``cache`` is a folder for what takes long to read. Bad rows of source trees (a control token in the code) are
+    always skipped and counted: nobody can correct them. Raises DataError: bad rows of files under ``refuse``,
+    no rows, an impossible split; OSError when a source cannot be read.
+    """
+    gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache)
+    held_out = None
+    if validation.path is not None:
+        known = metadata_fields | ({curriculum_field} if curriculum_field else set())
+        held_out = _gather([Source("jsonl", validation.path)], renderer, known, None, cache)
+    bad = gathered.bad + (held_out.bad if held_out else [])
+    refused = gathered.correctable + (held_out.correctable if held_out else [])
+    if refused and on_bad_row == "refuse":
+        raise DataError([row_problem(row, "data") for row in refused[:MAX_SHOWN_PROBLEMS]], len(refused))
+    rows = gathered.token_rows()
+    learnable = rows.label_counts(max_length) > 0
+    unlearnable = int((~learnable).sum())
+    kept = np.flatnonzero(learnable).tolist()
+    leaked = 0
+    if held_out is not None:
+        answers = set(held_out.keys)
+        not_leaked = [row for row in kept if rows.keys[row] not in answers]
+        leaked, kept = len(kept) - len(not_leaked), not_leaked
+    rows = rows.select(kept) if len(kept) < len(rows) else rows
+    _refuse_empty(rows, gathered, sources)
+    _refuse_many_levels(rows, curriculum_field)
+    rows, held_out_rows = _split(rows, validation, seed) if held_out is None else (rows, held_out.token_rows())
+    if not len(held_out_rows):
+        message = f"the validation file {validation.path} has no usable row"
+        raise DataError([Problem("data.validation", message, "name another file, or let a part be split off")])
+    return Corpus(
+        rows,
+        held_out_rows,
+        _report(rows, held_out_rows, gathered, held_out, bad, leaked, unlearnable, max_length),
+    )
+
+
+def _gather(
+    sources: Sequence[Source],
+    renderer: Renderer,
+    metadata_fields: frozenset[str],
+    curriculum_field: str | None,
+    cache: Path | None,
+) -> _Gathered:
+    gathered = _Gathered()
+    pending: deque[tuple[Row, Source]] = deque()
+
+    def good_rows() -> Iterator[Row]:
+        for source in sources:
+            for row in read_source(
+                source, metadata_fields=metadata_fields, curriculum_field=curriculum_field, cache=cache
+            ):
+                gathered.read += 1
+                if isinstance(row, BadRow):
+                    gathered.add_bad(row, source)
+                else:
+                    pending.append((row, source))
+                    yield row
+
+    seen: set[bytes] = set()
+    for result in renderer.render_many(good_rows()):
+        row, source = pending.popleft()
+        if isinstance(result, BadRow):
+            gathered.add_bad(result, source)
+            continue
+        digest = hashlib.blake2b(np.array(result.ids, np.int32).data, digest_size=16)
+        digest.update(bytes(result.labels))
+        if digest.digest() in seen:
+            gathered.duplicates += 1
+            continue
+        seen.add(digest.digest())
+        gathered.rendered.append(result)
+        gathered.keys.append(response_key(row.response))
+        gathered.levels.append(float(row.extra[curriculum_field]) if curriculum_field else None)
+    return gathered
+
+
+def _refuse_empty(rows: TokenRows, gathered: _Gathered, sources: Sequence[Source]) -> None:
+    if not len(rows):
+        names = ", ".join(str(source.path) for source in sources)
+        first = f" The first bad one: {_paragraph(row_problem(gathered.bad[0], 'data'))}" if gathered.bad else ""
+        message = f"no row is left to train on: {gathered.read} read from {names}, {len(gathered.bad)} bad.{first}"
+        raise DataError([Problem("data.sources", message, "bring rows that can be used")])
+
+
+def _refuse_many_levels(rows: TokenRows, field_name: str | None) -> None:
+    if rows.difficulty is None:
+        return
+    levels = len(np.unique(rows.difficulty))
+    if levels > MAX_LEVELS:
+        message = f"{field_name!r} has {levels} different values, but rows are shuffled and packed inside each level"
+        raise DataError([Problem("data.curriculum_field", message, f"round it to at most {MAX_LEVELS} levels")])
+
+
+def _split(rows: TokenRows, validation: Validation, seed: int) -> tuple[TokenRows, TokenRows]:
+    wanted = min(validation.max_rows, rows_of_fraction(len(rows), validation.fraction))
+    try:
+        train, held_out = split(rows.keys, rows=wanted, seed=seed)
+    except SplitError as error:
+        raise DataError([Problem("data.validation", str(error))]) from error
+    return rows.select(train), rows.select(held_out)
+
+
+def _report(
+    rows: TokenRows,
+    validation: TokenRows,
+    gathered: _Gathered,
+    held_out: _Gathered | None,
+    bad: list[BadRow],
+    leaked: int,
+    unlearnable: int,
+    max_length: int,
+) -> CorpusReport:
+    trimmed = rows.trimmed(max_length)
+    parts = [gathered, *([held_out] if held_out else [])]
+    return CorpusReport(
+        read=sum(part.read for part in parts),
+        rows=len(rows),
+        tokens=len(rows.ids),
+        label_tokens=int(rows.labels.sum()),
+        unique_responses=len(set(rows.keys)),
+        validation_rows=len(validation),
+        validation_tokens=len(validation.ids),
+        validation_label_tokens=int(validation.labels.sum()),
+        duplicates_dropped=sum(part.duplicates for part in parts),
+        leaked_rows=leaked,
+        bad_rows=_by_reason(bad),
+        unlearnable_rows=unlearnable,
+        dropped_reasoning_turns=sum(row.dropped_reasoning for part in parts for row in part.rendered),
+        max_length=max_length,
+        trimmed_rows=trimmed.rows,
+        trimmed_prompt_tokens=trimmed.prompt_tokens,
+        trimmed_answer_tokens=trimmed.answer_tokens,
+        fitted_tokens=int(rows.lengths(max_length).sum()),
+        longest_row=int(rows.full_lengths.max()),
+        histogram=rows.histogram(),
+    )
+
+
+def _by_reason(bad: Sequence[BadRow]) -> dict[str, BadRows]:
+    counts = Counter(row.reason for row in bad)
+    examples: dict[str, list[str]] = {}
+    for row in bad:
+        shown = examples.setdefault(row.reason, [])
+        if len(shown) < SHOWN_EXAMPLES:
+            shown.append(f"{row.file}:{row.line}: {row.problem}")
+    return {reason: BadRows(count, tuple(examples[reason])) for reason, count in counts.most_common()}
+
+
+def _paragraph(problem: Problem) -> str:
+    place = f"{problem.file}:{problem.line}" if problem.file else problem.key
+    remedy = f" Remedy: {problem.remedy}." if problem.remedy else ""
+    return f"{place}: {problem.message}.{remedy}"

@@ -1,0 +1,15 @@
+"""What makes two answers the same: whitespace and letter case do not count."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def normalised(text: str) -> str:
+    """``text`` with runs of whitespace as one space, without case."""
+    return " ".join(text.split()).casefold()
+
+
+def response_key(text: str) -> str:
+    """32 hexadecimal digits that are equal for answers which differ only in whitespace or case."""
+    return hashlib.blake2b(normalised(text).encode("utf-8"), digest_size=16).hexdigest()
