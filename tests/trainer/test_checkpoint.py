@@ -1,0 +1,142 @@
+"""A checkpoint is whole or absent, and everything that a resume needs is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from tiny_runs import Attempt, Tiny
+
+from supervisor.protocol.attempt import ExitKind
+from supervisor.protocol.manifest import read_manifest, verify_checkpoint
+from supervisor.protocol.paths import RunPaths
+from trainer.checkpoint import library_versions, open_checkpoint
+from trainer.data.plan import Segment
+from trainer.errors import classify
+from trainer.sft import SupervisedSFTTrainer
+
+CONTENTS = {"adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth",
+            "trainer_state.json", "data_plan.json", "run_config.json", "template.json", "chat_template.jinja",
+            "manifest.json"}  # fmt: skip
+
+
+# proves TRN-12
+def test_everything_is_inside_and_verifies(plain_run: Attempt) -> None:
+    assert [path.name for path in sorted(plain_run.paths.checkpoints().iterdir())] == [
+        "step-00000002", "step-00000004", "step-00000005",
+    ]  # fmt: skip
+    for step in (2, 4, 5):
+        checkpoint = plain_run.paths.checkpoint(step)
+        assert {path.name for path in checkpoint.iterdir()} == CONTENTS
+        assert verify_checkpoint(checkpoint) == []
+
+
+# proves TRN-12, SUP-15: the manifest counts what was done and agrees with the events
+def test_the_manifest_says_what_was_done(plain_run: Attempt) -> None:
+    manifest, position = open_checkpoint(plain_run.paths.checkpoint(4))
+    progress = plain_run.events("progress")[3].data
+    assert (manifest.step, manifest.planned_steps, manifest.attempt, manifest.lineage) == (4, 5, 1, 1)
+    assert (manifest.tokens_seen, manifest.rows_seen) == (progress["tokens_seen"], progress["rows_seen"])
+    assert manifest.epoch == progress["epoch"]
+    assert manifest.finite and manifest.versions == library_versions()
+    evaluations = {event.step: event.data["eval_loss"] for event in plain_run.events("evaluation")}
+    assert manifest.eval_loss == evaluations[4]
+    assert (position.segments, position.step) == ((Segment(96, 0),), 4)
+    config = json.loads((plain_run.paths.checkpoint(4) / "run_config.json").read_text())
+    assert config["train"]["max_steps"] == 5 and config["model"]["base"] == "random:1x64"
+
+
+# proves TRN-12: what optimiser, scheduler and RNG files hold is this very step
+def test_optimiser_scheduler_and_rng_are_those_of_the_step(plain_run: Attempt) -> None:
+    checkpoint = plain_run.paths.checkpoint(4)
+    optimiser = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    assert {int(state["step"]) for state in optimiser["state"].values()} == {4}
+    assert torch.load(checkpoint / "scheduler.pt", weights_only=True)["last_epoch"] == 4
+    assert set(torch.load(checkpoint / "rng_state.pth", weights_only=False)) >= {"python", "numpy", "cpu"}
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 4
+
+
+class Watched(SupervisedSFTTrainer):
+    """Notes what can be seen in the folder of checkpoints in the middle of a save."""
+
+    def _write_trainer_state(self, staged: Path) -> None:
+        super()._write_trainer_state(staged)
+        self.visible = sorted(path.name for path in self.reporter.paths.checkpoints().iterdir())
+        self.manifest_before = (staged / "manifest.json").exists()
+
+
+# proves TRN-12
+def test_nothing_is_visible_while_it_is_staged(tiny: Tiny) -> None:
+    run = tiny.run("watched", {"train.max_steps": 1}, trainer_class=Watched)
+    assert len(run.built.visible) == 1 and run.built.visible[0].startswith(".staging-")
+    assert not run.built.manifest_before
+    assert [path.name for path in run.paths.checkpoints().iterdir()] == ["step-00000001"]
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+FULL_DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""What Python, torch.save and safetensors make of ENOSPC."""
+
+
+def mounted(folder: Path, kibibytes: int) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k,mode=700", "tmpfs", str(folder)]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A run directory whose checkpoints lie on a file system of so many KiB."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    if not mounted(folder, request.param):
+        pytest.skip("mounting a small tmpfs needs root and the permission to mount")
+    try:
+        yield tmp_path / "run"
+    finally:
+        # Lazily: torch's archive writer leaves its file open when it fails.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+# proves SUP-13, TRN-12: the disk is full at the adapter, at the optimiser and at the last files of the second save
+@pytest.mark.parametrize("tiny_disk", [136, 160, 192, 216], indirect=True)
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tiny: Tiny, tiny_disk: Path) -> None:
+    seen = Attempt(RunPaths(tiny_disk))
+    with pytest.raises(FULL_DISK_ERRORS) as caught:
+        tiny.run(str(tiny_disk), seen=seen, save_steps=1)
+    assert classify(caught.value) is ExitKind.DISK_FULL
+    assert [path.name for path in seen.paths.checkpoints().iterdir()] == ["step-00000001"]
+    assert verify_checkpoint(seen.paths.checkpoint(1)) == []
+    assert read_manifest(seen.paths.checkpoint(1)).step == 1
+
+
+class FullAtTheLastMoment(SupervisedSFTTrainer):
+    """The disk fills up by itself while the last files of the save are written."""
+
+    def _write_trainer_state(self, staged: Path) -> None:
+        super()._write_trainer_state(staged)
+        free = os.statvfs(staged)
+        (staged.parent / ".ballast").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
+
+    def _save_checkpoint(self, *args: Any) -> None:
+        try:
+            super()._save_checkpoint(*args)
+        finally:
+            (self.reporter.paths.checkpoints() / ".ballast").unlink(missing_ok=True)
+
+
+# proves SUP-13: full just before the manifest
+@pytest.mark.parametrize("tiny_disk", [4096], indirect=True)
+def test_a_disk_that_fills_up_before_the_manifest_leaves_nothing(tiny: Tiny, tiny_disk: Path) -> None:
+    seen = Attempt(RunPaths(tiny_disk))
+    with pytest.raises(FULL_DISK_ERRORS) as caught:
+        tiny.run(str(tiny_disk), trainer_class=FullAtTheLastMoment, seen=seen, save_steps=1)
+    assert classify(caught.value) is ExitKind.DISK_FULL
+    assert not list(seen.paths.checkpoints().iterdir())

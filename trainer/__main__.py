@@ -1,0 +1,91 @@
+"""``python -m trainer``: one attempt, told by the file that $MENS_ATTEMPT names.
+
+Ends with an exit report and the matching exit code whatever happens that Python can see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from supervisor.protocol.attempt import (
+    EXIT_CODES,
+    SPEC_VARIABLE,
+    AttemptSpec,
+    ExitKind,
+    ExitReport,
+    read_spec,
+    write_exit_report,
+)
+from supervisor.protocol.lock import FileLock, LockHeldError
+from supervisor.protocol.paths import RunPaths
+from trainer.base_names import is_local
+from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
+from trainer.reporting import Reporter
+
+
+def main() -> int:
+    path = os.environ.get(SPEC_VARIABLE)
+    if not path:
+        print(f"{SPEC_VARIABLE} is not set; start trainings with: mens-sup run CONFIG", file=sys.stderr)  # noqa: T201
+        return EXIT_CODES[ExitKind.CONFIG_ERROR]
+    spec = read_spec(Path(path))
+    paths = RunPaths(Path(spec.run_dir))
+    lock = FileLock(paths.trainer_lock)
+    try:
+        lock.acquire()
+        reporter = Reporter(spec)
+    except LockHeldError as error:
+        _say(f"another trainer (process {error.owner}) works on {paths.root}")
+        return EXIT_CODES[ExitKind.PROGRAM_ERROR]
+    except OSError as error:
+        _say(f"the run directory {paths.root} cannot be written: {one_paragraph(error)}")
+        return EXIT_CODES[classify(error)]
+    report = _attempt(spec, reporter)
+    try:
+        write_exit_report(paths.attempt(spec.attempt).exit_report, report)
+    except OSError as error:
+        # No room for the report: the exit code still says what it would have said.
+        _say(f"no exit report could be written: {one_paragraph(error)}")
+    finally:
+        lock.release()
+    return EXIT_CODES[report.kind]
+
+
+def _say(text: str) -> None:
+    """Print to stderr.log, which may lie on the very disk that is full; the exit code must survive that."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _attempt(spec: AttemptSpec, reporter: Reporter) -> ExitReport:
+    try:
+        # Imported here: a broken torch or a missing package must still leave an exit report.
+        from trainer.effective import read_effective
+
+        sections, document = read_effective(Path(spec.effective_config))
+        if is_local(sections.model.base):
+            # Read by huggingface_hub at import: nothing here may wait for a network that isn't needed.
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        from trainer.run import run_attempt
+
+        return run_attempt(sections, document, spec, reporter)
+    except Exception as error:  # noqa: BLE001  # whatever ends an attempt goes into its exit report
+        kind = classify(error)
+        known = isinstance(error, TrainerError)
+        _say(one_paragraph(error) if known else "".join(traceback.format_exception(error)))
+        return ExitReport(
+            kind,
+            one_paragraph(error),
+            step=reporter.step,
+            phase=reporter.phase.name.lower(),
+            # The message of a known end says it all; where in our code it was raised helps nobody.
+            evidence=() if isinstance(error, TrainerError) else evidence_lines(error),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

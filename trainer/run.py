@@ -1,0 +1,231 @@
+"""One attempt from configuration to the last checkpoint: read this file top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from supervisor.protocol.attempt import AttemptSpec, ExitKind, ExitReport
+from supervisor.protocol.heartbeat import Phase
+from supervisor.protocol.manifest import Manifest
+from trainer.base_model import BaseModel, cache_root, load_tokenizer, locate, stop_token_ids
+from trainer.checkpoint import DataPosition, Provenance, check_compatible, open_checkpoint
+from trainer.collate import BinCollator
+from trainer.config import SftSections
+from trainer.data.corpus import Corpus, Validation, build_corpus
+from trainer.data.plan import DataPlan, PlanSpec, Segment, build_plan
+from trainer.data.render import Renderer
+from trainer.data.token_rows import TokenRows
+from trainer.errors import CheckpointIncompatibleError, ConfigurationError
+from trainer.job import sources_of
+from trainer.model import add_adapter, choose_device, load_base
+from trainer.reporting import Reporter
+from trainer.sft import SupervisedSFTTrainer, check_trackers
+
+
+def run_attempt(
+    sections: SftSections, document: Mapping[str, Any], spec: AttemptSpec, reporter: Reporter
+) -> ExitReport:
+    """Train until done or asked to stop. Raises what :func:`trainer.errors.classify` understands."""
+    transformers_logging.disable_progress_bar()
+    reporter.enter(Phase.LOADING)
+    device = choose_device(sections.device)
+    if sections.device == "auto" and device.type == "cpu":
+        reporter.warn("device: auto found no usable GPU; training on the CPU")
+    check_trackers(sections.train.report_to)
+    resume_from = Path(spec.resume_from) if spec.resume_from else None
+    resumed, position = open_checkpoint(resume_from) if resume_from else (None, None)
+    base = locate(sections.model.base, sections.model.revision or _begun_with(resumed, sections.model.base))
+    tokenizer = load_tokenizer(base)
+    renderer = make_renderer(sections, base, tokenizer)
+
+    corpus = _corpus(sections, renderer)
+    train, validation = corpus.train, corpus.validation
+    reporter.event("corpus", **corpus.report.as_dict())
+    identity = _identity(sections, base, renderer, corpus)
+    if resumed is not None:
+        for difference in check_compatible(resumed, identity, spec.accepted_changes):
+            reporter.event("accepted_change", difference)
+
+    segments = _segments(position, sections.train.max_length)
+    plan = _training_plan(sections, train, segments)
+    start_step = position.step if position else 0
+    if resumed is not None and position is not None:
+        _check_steps(plan, start_step)
+        _check_order(plan, train, resumed, position, identity)
+    reporter.event(
+        "plan", planned_steps=plan.total_steps, planned_tokens=plan.planned_tokens, planned_rows=plan.planned_rows
+    )
+    planned = _planned(plan, resumed, start_step)
+    if resumed is not None and start_step == plan.total_steps:
+        reporter.beat(step=start_step, planned_steps=start_step)
+        reporter.enter(Phase.FINISHED)
+        done = {"steps": start_step, "tokens": resumed.tokens_seen, "rows": resumed.rows_seen}
+        return _report(planned, done)
+
+    model = add_adapter(
+        load_base(base, sections.model, device, reporter.warn), sections.model.lora, sections.train.seed
+    )
+    flatten = sections.model.attn_implementation == "flash_attention_2"
+    trainer = SupervisedSFTTrainer(
+        model=model,
+        tokenizer=tokenizer,
+        sections=sections,
+        reporter=reporter,
+        train_bins=BinCollator(train, plan, tokenizer.pad_token_id, flatten),
+        eval_bins=BinCollator(validation, _evaluation_plan(sections, validation), tokenizer.pad_token_id, flatten),
+        start_step=start_step,
+        provenance=Provenance(
+            spec.attempt, spec.lineage, identity, document, renderer.describe(), renderer.chat_template
+        ),
+        resume_from=resume_from,
+        resumed=resumed,
+        device=device,
+    )
+    if resume_from is not None:
+        reporter.beat(step=start_step)
+        reporter.event("resumed", f"from {resume_from.name}", path=str(resume_from))
+    trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    reporter.enter(Phase.FINISHED)
+    return _report(
+        planned, {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
+    )
+
+
+def _report(planned: dict[str, int], done: dict[str, int]) -> ExitReport:
+    steps = done["steps"]
+    if steps < planned["steps"]:
+        return ExitReport(
+            ExitKind.INTERRUPTED, f"stopped on request at optimiser step {steps} of {planned['steps']}",
+            step=steps, phase="training", planned=planned, done=done,
+        )  # fmt: skip
+    return ExitReport(
+        ExitKind.COMPLETED, f"all {steps} planned optimiser steps done",
+        step=steps, phase="finished", planned=planned, done=done,
+    )  # fmt: skip
+
+
+def make_renderer(sections: SftSections, base: BaseModel, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+    model, data = sections.model, sections.data
+    return Renderer(
+        tokenizer,
+        chat_template=Path(model.chat_template).read_text(encoding="utf-8") if model.chat_template else None,
+        template_kwargs=model.chat_template_kwargs,
+        stop_token_ids=stop_token_ids(base, tokenizer),
+        default_system=Path(data.system_prompt_file).read_text(encoding="utf-8").strip()
+        if data.system_prompt_file
+        else None,
+    )
+
+
+def _corpus(sections: SftSections, renderer: Renderer) -> Corpus:
+    data = sections.data
+    return build_corpus(
+        sources_of(data),
+        renderer,
+        max_length=sections.train.max_length,
+        on_bad_row=data.on_bad_row,
+        metadata_fields=frozenset(data.metadata_fields),
+        curriculum_field=data.curriculum_field,
+        validation=Validation(
+            path=Path(data.validation.path) if data.validation.path else None,
+            fraction=data.validation.fraction,
+            max_rows=data.validation.max_rows,
+        ),
+        seed=sections.train.seed,
+        cache=cache_root() / "declarations",
+    )
+
+
+def _identity(sections: SftSections, base: BaseModel, renderer: Renderer, corpus: Corpus) -> dict[str, str]:
+    """What a resumed attempt must share with the checkpoint, by the names of ``--accept-change``."""
+    model, options = sections.model, sections.train
+    lora = model.lora
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else ",".join(sorted(lora.target_modules))
+    return {
+        "data": corpus.train.fingerprint()[:16],
+        "validation_data": corpus.validation.fingerprint()[:16],
+        "base": f"{base.name}@{base.revision}",
+        "template": renderer.template_hash[:16],
+        "rank": str(lora.r),
+        "adapter": f"alpha {lora.lora_alpha:g}, dropout {lora.lora_dropout:g}, targets {targets}",
+        "precision": f"{model.quantization}, double_quant {model.double_quant}, dtype {model.dtype}",
+        "max_length": str(options.max_length),
+        "global_batch": str(options.per_device_train_batch_size * options.gradient_accumulation_steps),
+        "packing": str(options.packing),
+        "seed": str(options.seed),
+        "optim": options.optim,
+    }
+
+
+def _begun_with(resumed: Manifest | None, base: str) -> str | None:
+    """The hub revision that the checkpoint was trained on, so that a branch may move meanwhile."""
+    name, _, revision = resumed.identity.get("base", "").rpartition("@") if resumed else ("", "", "")
+    return revision if name == base else None
+
+
+def _segments(position: DataPosition | None, max_length: int) -> tuple[Segment, ...]:
+    """The plan's segments, with a new one where the sequence length changed."""
+    if position is None:
+        return (Segment(max_length, 0),)
+    if position.segments[-1].max_length == max_length:
+        return position.segments
+    kept = tuple(segment for segment in position.segments if segment.first_step < position.step)
+    return (*kept, Segment(max_length, position.step))
+
+
+def _training_plan(sections: SftSections, rows: TokenRows, segments: tuple[Segment, ...]) -> DataPlan:
+    train = sections.train
+    spec = PlanSpec(
+        seed=train.seed,
+        packing=train.packing,
+        bins_per_step=train.per_device_train_batch_size * train.gradient_accumulation_steps,
+        segments=segments,
+        epochs=train.num_train_epochs,
+        max_steps=max(0, train.max_steps),
+    )
+    return build_plan(len(rows), rows.lengths, spec, rows.difficulty)
+
+
+def _evaluation_plan(sections: SftSections, rows: TokenRows) -> DataPlan:
+    """Every validation row once, packed like the training rows."""
+    train = sections.train
+    segments = (Segment(train.max_length, 0),)
+    spec = PlanSpec(seed=train.seed, packing=train.packing, bins_per_step=1, segments=segments, epochs=1.0)
+    return build_plan(len(rows), rows.lengths, spec)
+
+
+def _check_steps(plan: DataPlan, done: int) -> None:
+    if done > plan.total_steps:
+        raise ConfigurationError(
+            f"train: {plan.total_steps} optimiser steps are asked for and {done} are done already. Raise "
+            f"train.max_steps or train.num_train_epochs to at least what is done, or start a new run directory."
+        )
+
+
+def _check_order(
+    plan: DataPlan, rows: TokenRows, resumed: Manifest, position: DataPosition, identity: Mapping[str, str]
+) -> None:
+    """The rows consumed so far must be the head of today's plan, unless a change of it was accepted."""
+    if any(resumed.identity.get(name) != identity[name] for name in ("data", "seed", "packing", "global_batch")):
+        return
+    if plan.fingerprint(rows.fingerprint(), position.step) != position.fingerprint:
+        raise CheckpointIncompatibleError(
+            f"the data plan up to optimiser step {position.step} is not the one that the checkpoint was trained on, "
+            "though the rows are: another version of numpy or of mens-supervisor orders them differently. "
+            "Use the versions in the checkpoint's manifest, or start a new run directory."
+        )
+
+
+def _planned(plan: DataPlan, resumed: Manifest | None, start_step: int) -> dict[str, int]:
+    """Planned totals: what the checkpoint has counted plus what the plan still holds."""
+    tokens, rows = (resumed.tokens_seen, resumed.rows_seen) if resumed else (0, 0)
+    return {
+        "steps": plan.total_steps,
+        "tokens": tokens + plan.planned_tokens - plan.tokens_before_step(start_step),
+        "rows": rows + plan.planned_rows - plan.rows_before_step(start_step),
+    }

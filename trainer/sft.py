@@ -1,0 +1,368 @@
+"""Supervised fine-tuning on TRL's SFTTrainer, with what this job needs to be exact.
+
+The loop, accumulation, clipping, optimiser and trackers are transformers' and TRL's. Ours: the data
+plan as the only order, fp32 adapters, a token-weighted evaluation, non-finite gradients as the end of
+the step, staged checkpoints and an exact resume, and a stop at the next step boundary.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import EvalLoopOutput
+from trl import SFTConfig, SFTTrainer
+
+from supervisor.protocol.heartbeat import Phase
+from supervisor.protocol.manifest import Manifest
+from trainer import head_loss
+from trainer.checkpoint import (
+    DataPosition,
+    Progress,
+    Provenance,
+    load_adapter,
+    trim_log_history,
+    write_checkpoint,
+)
+from trainer.collate import BinCollator
+from trainer.config import SftSections
+from trainer.data.plan import DataPlan
+from trainer.errors import ConfigurationError, NonFiniteError
+from trainer.loss_spike import LossSpikeGuard
+from trainer.model import trainable_parameters
+from trainer.reporting import Reporter
+from trainer.schedule import lr_factor, warmup_steps
+from trainer.step_boundary import EvaluationInterruptedError, StepBoundary
+
+
+class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no types
+    """One attempt at a run.
+
+    ``train_bins``/``eval_bins`` are collators over the training and the validation plan. ``start_step``
+    optimiser steps are done already; ``resumed`` is the manifest of the checkpoint to continue from
+    and ``resume_from`` its folder, both None for a fresh start.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sections: SftSections,
+        reporter: Reporter,
+        train_bins: BinCollator,
+        eval_bins: BinCollator,
+        start_step: int,
+        provenance: Provenance,
+        resume_from: Path | None,
+        resumed: Manifest | None,
+        device: torch.device,
+    ) -> None:
+        self.sections = sections
+        self.reporter = reporter
+        self.plan: DataPlan = train_bins.plan
+        self.rows = train_bins.rows
+        self.provenance = provenance
+        self.resume_from = resume_from
+        self.eval_bins = eval_bins
+        self.start_step = start_step
+        self.tokens_done = resumed.tokens_seen if resumed else 0
+        self.rows_done = resumed.rows_seen if resumed else 0
+        self.evaluated_at: tuple[int, float] | None = None
+        if resumed is not None and resumed.eval_loss is not None:
+            self.evaluated_at = (resumed.step, resumed.eval_loss)
+        self.grad_norm_clipped: float | None = None
+        self._loss_spikes = LossSpikeGuard()
+        self._rate_mark = (time.monotonic(), self.tokens_done)
+        adapter = {name: parameter.data.clone() for name, parameter in trainable_parameters(model).items()}
+        first_bin = self.start_step * self.plan.spec.bins_per_step
+        super().__init__(
+            model=model,
+            args=_arguments(sections, reporter, self.plan.total_steps, device),
+            train_dataset=Dataset.from_dict({"bin": np.arange(first_bin, self.plan.total_bins)}),
+            data_collator=train_bins,
+            processing_class=tokenizer,
+            callbacks=[StepBoundary(self)],
+        )
+        head_loss.attach(self.model.get_base_model())
+        # SFTTrainer casts the adapter of a quantised model to bfloat16; take the fp32 values back.
+        for name, parameter in trainable_parameters(self.model).items():
+            parameter.data = adapter[name]
+
+    # --- order and schedule -------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> torch.utils.data.Sampler[int]:
+        """In the plan's order: it is shuffled already, and starts at the resumed position."""
+        return torch.utils.data.SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        total, train = self.plan.total_steps, self.sections.train
+        warmup = warmup_steps(total, train.warmup_ratio)
+        self.lr_scheduler: torch.optim.lr_scheduler.LambdaLR = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: lr_factor(step, total, warmup, train.lr_scheduler_type)
+        )
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Moments and position come from the checkpoint, settings from the configuration.
+
+        The state of an optimiser or schedule carries its settings along; restored whole, it would silently
+        undo a change of them that the user has accepted.
+        """
+        settings = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+        base_lrs = list(self.lr_scheduler.base_lrs)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        factor = self.lr_scheduler.lr_lambdas[0](self.lr_scheduler.last_epoch)
+        self.lr_scheduler.base_lrs = base_lrs
+        for group, configured, base_lr in zip(self.optimizer.param_groups, settings, base_lrs, strict=True):
+            group.update(configured)
+            group["lr"] = base_lr * factor
+        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    # --- the step -----------------------------------------------------------------------------
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+        self.rows_done += inputs.pop("rows")
+        self.tokens_done += inputs.pop("tokens")
+        self.reporter.beat()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """Nats summed over the labels of this micro-batch, over those of the whole accumulation window."""
+        summed: torch.Tensor = model(**inputs, use_cache=False, summed_loss=True)
+        if num_items_in_batch is None:
+            raise ValueError("a loss without the window's label tokens would weigh micro-batches, not tokens")
+        loss: torch.Tensor = summed / num_items_in_batch
+        return loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """The norm before clipping; measures the one after it and refuses a non-finite gradient."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        value = float(norm)
+        if not np.isfinite(value):
+            raise NonFiniteError(
+                f"the gradient norm is {value} at optimiser step {self.state.global_step + 1}; the step was not taken. "
+                "Lower train.learning_rate or train.max_grad_norm, or look at the rows of this step."
+            )
+        gradients = [p.grad for p in trainable_parameters(model).values() if p.grad is not None]
+        self.grad_norm_clipped = float(torch.nn.utils.get_total_norm(gradients))
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what we measure, drop TRL's token count (it counts padding), report it as progress."""
+        training = "loss" in logs
+        if training:
+            logs["grad_norm_clipped"] = self.grad_norm_clipped if self.grad_norm_clipped is not None else float("nan")
+        super().log(logs, start_time)
+        logs.pop("num_tokens", None)
+        if training:
+            self._report_progress(logs)
+
+    def _report_progress(self, logs: dict[str, float]) -> None:
+        step = self.state.global_step
+        usual = self._loss_spikes.spike(logs["loss"])
+        if usual is not None:
+            self.reporter.warn(
+                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {usual:.3f} was usual; "
+                "look at the rows of this step, or lower train.learning_rate or train.max_grad_norm"
+            )
+        now = time.monotonic()
+        then, tokens_then = self._rate_mark
+        self._rate_mark = (now, self.tokens_done)
+        rate = (self.tokens_done - tokens_then) / max(now - then, 1e-9)
+        left = self.plan.planned_tokens - self.plan.tokens_before_step(step)
+        self.reporter.event(
+            "progress",
+            loss=logs["loss"],
+            learning_rate=logs["learning_rate"],
+            grad_norm=logs.get("grad_norm"),
+            grad_norm_clipped=logs["grad_norm_clipped"],
+            tokens_per_second=round(rate, 1),
+            eta_seconds=round(left / rate) if rate else None,
+            tokens_seen=self.tokens_done,
+            rows_seen=self.rows_done,
+            epoch=self.epoch_at(step),
+            memory_bytes=_memory_bytes(self.args.device),
+            planned_steps=self.plan.total_steps,
+        )
+
+    # --- evaluation ---------------------------------------------------------------------------
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader[Any]:
+        bins = [{"bin": index} for index in range(self.eval_bins.plan.total_bins)]
+        size = self.sections.eval.per_device_eval_batch_size
+        # A generator of its own: an iterator would otherwise draw its seed from the training's stream.
+        return torch.utils.data.DataLoader(
+            bins,  # type: ignore[arg-type]  # a list is a map-style data set
+            batch_size=size,
+            collate_fn=self.eval_bins,
+            generator=torch.Generator(),
+        )
+
+    def evaluation_loop(
+        self,
+        dataloader: torch.utils.data.DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Nats per label token over the whole validation set: sum over sum, not a mean of batch means."""
+        started = time.monotonic()
+        nats, label_tokens, rows = 0.0, 0, 0
+        with self.reporter.within(Phase.EVALUATING):
+            self.model.eval()
+            for inputs in dataloader:
+                if self.reporter.stop_requested:
+                    raise EvaluationInterruptedError
+                rows += inputs.pop("rows")
+                inputs.pop("tokens")
+                label_tokens += int((inputs["labels"][..., 1:] != head_loss.IGNORED).sum())
+                inputs = self._prepare_inputs(inputs)
+                with torch.no_grad(), self.compute_loss_context_manager():
+                    nats += float(self.compute_loss(self.model, inputs, num_items_in_batch=1))
+                self.reporter.beat()
+        loss = nats / label_tokens
+        self.evaluated_at = (self.state.global_step, loss)
+        self.reporter.event(
+            "evaluation", eval_loss=loss, eval_tokens=label_tokens, seconds=round(time.monotonic() - started, 2)
+        )
+        metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_label_tokens": float(label_tokens)}
+        return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=rows)
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether an evaluation belongs to this step and has not been done yet."""
+        every = self.sections.eval.eval_steps or self.reporter.spec.save_steps
+        due = self.sections.eval.eval_on_start if step == 0 else step % every == 0 or step >= self.plan.total_steps
+        return due and (self.evaluated_at is None or self.evaluated_at[0] != step)
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except EvaluationInterruptedError:
+            self._save_checkpoint(self.model, None)
+            self.control.should_training_stop = True
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        step = self.state.global_step
+        final = self.reporter.paths.checkpoint(step, self.reporter.spec.lineage)
+        if final.exists():
+            # The one this attempt resumed from: nothing has been trained since.
+            return
+        started = time.monotonic()
+        with self.reporter.within(Phase.SAVING):
+            write_checkpoint(
+                final,
+                self.accelerator.unwrap_model(self.model),
+                self.progress(),
+                self.position_at(step),
+                self.provenance,
+                self._write_trainer_state,
+                self.optimizer.state_dict()["state"],
+            )
+        size = sum(file.stat().st_size for file in final.iterdir())
+        self.reporter.event(
+            "checkpoint", path=str(final), seconds=round(time.monotonic() - started, 3), bytes=size,
+            tokens_seen=self.tokens_done,
+        )  # fmt: skip
+
+    def _write_trainer_state(self, staged: Path) -> None:
+        self._save_optimizer_and_scheduler(str(staged))
+        self._save_rng_state(str(staged))
+        self.state.log_history = trim_log_history(self.state.log_history)
+        self.state.save_to_json(str(staged / "trainer_state.json"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def epoch_at(self, step: int) -> float:
+        """Passes over the training rows done after ``step`` optimiser steps."""
+        return self.plan.rows_before_step(step) / len(self.rows)
+
+    def position_at(self, step: int) -> DataPosition:
+        return DataPosition(self.plan.spec.segments, step, self.plan.fingerprint(self.rows.fingerprint(), step))
+
+    def progress(self) -> Progress:
+        step = self.state.global_step
+        return Progress(
+            step=step,
+            planned_steps=self.plan.total_steps,
+            tokens_seen=self.tokens_done,
+            rows_seen=self.rows_done,
+            epoch=self.epoch_at(step),
+            eval_loss=self.evaluated_at[1] if self.evaluated_at and self.evaluated_at[0] == step else None,
+        )
+
+
+def check_trackers(names: list[str]) -> None:
+    """Raises ConfigurationError for a tracker that transformers doesn't know or that isn't installed."""
+    try:
+        for callback in get_reporting_integration_callbacks(names):
+            callback()
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ConfigurationError(f"train.report_to: {' '.join(str(error).split())}") from error
+
+
+def _arguments(sections: SftSections, reporter: Reporter, total_steps: int, device: torch.device) -> SFTConfig:
+    train = sections.train
+    cpu = device.type == "cpu"
+    bf16 = not cpu and sections.model.dtype != "float32"
+    return SFTConfig(
+        output_dir=str(reporter.paths.attempt(reporter.spec.attempt).root / "trainer"),
+        max_steps=total_steps,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        per_device_train_batch_size=train.per_device_train_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        gradient_checkpointing=train.gradient_checkpointing,
+        optim=train.optim,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_epsilon=train.adam_epsilon,
+        seed=train.seed,
+        logging_steps=train.logging_steps,
+        logging_nan_inf_filter=False,
+        report_to=train.report_to or "none",
+        bf16=bf16,
+        use_cpu=cpu,
+        # StepBoundary decides on these, the plan on the order and the length.
+        save_strategy="no",
+        eval_strategy="no",
+        ignore_data_skip=True,
+        remove_unused_columns=False,
+        packing=False,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        dataloader_pin_memory=not cpu,
+        disable_tqdm=True,
+    )
+
+
+def _memory_bytes(device: torch.device) -> int | None:
+    """Peak bytes held by the allocator on a GPU, the process's resident bytes on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return None
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
