@@ -1,0 +1,79 @@
+"""The real trainer with something going wrong in it.
+
+$MENS_FAULTS is a JSON list of mappings ``{"do": WHAT, "at": STEP, "attempt": N, ...}``; without ``attempt`` a
+fault strikes in every attempt. ``at`` is the 1-based optimiser step in whose course it strikes:
+
+- ``oom``: out of memory in every step from ``at`` on while micro-batch x max_length exceeds ``limit``;
+- ``nan``: a NaN in the gradients;
+- ``exit``: the process ends at once with exit code ``code``;
+- ``save_enospc``: no space left in the middle of a checkpoint's files;
+- ``poison_bin``: building a training batch with bin ``bin`` of the plan fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trainer.run
+from supervisor.protocol.attempt import SPEC_VARIABLE, read_spec
+from trainer.__main__ import main
+from trainer.collate import BinCollator
+from trainer.sft import SupervisedSFTTrainer
+
+VARIABLE = "MENS_FAULTS"
+
+
+def faults_now() -> list[dict[str, Any]]:
+    attempt = read_spec(Path(os.environ[SPEC_VARIABLE])).attempt
+    faults = json.loads(os.environ.get(VARIABLE, "[]"))
+    return [fault for fault in faults if fault.get("attempt", attempt) == attempt]
+
+
+class FaultyTrainer(SupervisedSFTTrainer):
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+        step = self.state.global_step + 1
+        train = self.sections.train
+        size = train.per_device_train_batch_size * train.max_length
+        for fault in faults_now():
+            if fault["do"] == "oom" and step >= fault["at"] and size > fault["limit"]:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            if fault["do"] == "exit" and step == fault["at"]:
+                os._exit(fault["code"])
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if any(fault["do"] == "nan" and step == fault["at"] for fault in faults_now()):
+            gradient = next(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+            gradient.view(-1)[0] = float("nan")
+        return loss
+
+    def _write_trainer_state(self, staged: Path) -> None:
+        if any(fault["do"] == "save_enospc" and self.state.global_step == fault["at"] for fault in faults_now()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staged / "optimizer.pt"))
+        super()._write_trainer_state(staged)
+
+
+def poison(index: int) -> None:
+    build = BinCollator.__call__
+
+    def call(self: BinCollator, examples: Sequence[dict[str, int]]) -> dict[str, Any]:
+        training = self.plan.spec.bins_per_step > 1
+        if training and any(example["bin"] == index for example in examples):
+            raise IndexError(f"bin {index} cannot be turned into a tensor")
+        return build(self, examples)
+
+    BinCollator.__call__ = call  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    for fault in faults_now():
+        if fault["do"] == "poison_bin":
+            poison(fault["bin"])
+    trainer.run.SupervisedSFTTrainer = FaultyTrainer  # type: ignore[misc]
+    sys.exit(main())
