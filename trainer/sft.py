@@ -203,6 +203,17 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             planned_steps=self.plan.total_steps,
         )
 
+    def restart_rate(self) -> None:
+        """Tokens per second count from now on."""
+        self._rate_mark = (time.monotonic(), self.tokens_done)
+
+    def _leave_out_of_rate(self, started: float) -> float:
+        """Seconds since ``started`` (monotonic), which were no training and shall not slow the rate and the ETA."""
+        seconds = time.monotonic() - started
+        then, tokens = self._rate_mark
+        self._rate_mark = (then + seconds, tokens)
+        return seconds
+
     # --- evaluation ---------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader[Any]:
@@ -241,9 +252,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
                 self.reporter.beat()
         loss = nats / label_tokens
         self.evaluated_at = (self.state.global_step, loss)
-        self.reporter.event(
-            "evaluation", eval_loss=loss, eval_tokens=label_tokens, seconds=round(time.monotonic() - started, 2)
-        )
+        seconds = self._leave_out_of_rate(started)
+        self.reporter.event("evaluation", eval_loss=loss, eval_tokens=label_tokens, seconds=round(seconds, 2))
         metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_label_tokens": float(label_tokens)}
         return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=rows)
 
@@ -281,7 +291,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             )
         size = sum(file.stat().st_size for file in final.iterdir())
         self.reporter.event(
-            "checkpoint", path=str(final), seconds=round(time.monotonic() - started, 3), bytes=size,
+            "checkpoint", path=str(final), seconds=round(self._leave_out_of_rate(started), 3), bytes=size,
             tokens_seen=self.tokens_done,
         )  # fmt: skip
 

@@ -41,6 +41,7 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step == self.trainer.start_step:
+            self.trainer.restart_rate()
             # Building the batch iterator draws from the global generator, so both a fresh and a resumed
             # attempt set the stream here, with the first batch in hand and nothing computed yet.
             if self.trainer.resume_from is not None:
