@@ -94,11 +94,18 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         where=where,
         evidence=tuple(hide_secrets(line) for line in lines[-EVIDENCE_LINES:]),
         retryable=facts.retryable,
-        explanation=hide_secrets(f"{facts.summary} {verdict.cause}" if verdict.summary else verdict.cause),
+        explanation=hide_secrets(_explain(facts.summary, verdict)),
         fingerprint=fingerprint(verdict.kind, verdict.cause),
         helps=facts.helps,
         also=verdict.also,
     )
+
+
+def _explain(summary: str, verdict: _Verdict) -> str:
+    """The kind's sentence before the cause, unless the cause only says it again."""
+    if not verdict.summary or summary.startswith(verdict.cause.rstrip(".")):
+        return summary if verdict.summary else verdict.cause
+    return f"{summary} {verdict.cause}"
 
 
 def fingerprint(kind: FailureKind, cause: str) -> str:
