@@ -23,6 +23,7 @@ from trainer.data.token_rows import TokenRows
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
 from trainer.job import sources_of
 from trainer.model import add_adapter, choose_device, load_base
+from trainer.numerics import settle_vector_maths
 from trainer.reporting import Reporter
 from trainer.sft import SupervisedSFTTrainer, check_trackers
 
@@ -31,6 +32,7 @@ def run_attempt(
     sections: SftSections, document: Mapping[str, Any], spec: AttemptSpec, reporter: Reporter
 ) -> ExitReport:
     """Train until done or asked to stop. Raises what :func:`trainer.errors.classify` understands."""
+    settle_vector_maths()
     transformers_logging.disable_progress_bar()
     reporter.enter(Phase.LOADING)
     device = choose_device(sections.device)
