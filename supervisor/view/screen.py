@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from rich.live import Live
 from supervisor.view.follow import Follower, RunView
 from supervisor.view.live import LiveScreen
 from supervisor.view.plain import PlainView
+
+REDRAW_SECONDS = 1.5
 
 
 @contextmanager
@@ -35,10 +38,24 @@ def open_view(directory: Path, *, live: bool, stream: TextIO | None = None) -> I
     show = _until_gone(follower, lambda view: display.update(LiveScreen(view), refresh=True))
     started = _ignore_gone(display.start)
     try:
-        yield show
+        yield _now_and_then(show)
     finally:
         if started:
+            show()  # how it ended stays on the screen
             _ignore_gone(display.stop)
+
+
+def _now_and_then(show: Callable[[], None]) -> Callable[[], None]:
+    """Drawing is most of what a live view costs, and nobody reads faster than this."""
+    due = 0.0
+
+    def on_tick() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + REDRAW_SECONDS
+            show()
+
+    return on_tick
 
 
 def _until_gone(follower: Follower, show: Callable[[RunView], None]) -> Callable[[], None]:
