@@ -1,10 +1,12 @@
 # On a fresh machine: `make quickstart` installs everything and trains; `make test` runs the tests.
 PYTHON ?= python3
 VENV   ?= .venv
+N      ?= 200
+SEED   ?= 1
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart test lint schema kill-test bench clean
+.PHONY: install quickstart test lint schema kill-test chaos bench clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +27,10 @@ test: install
 # What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
 kill-test: install
 	$(BIN)/python -m pytest tests -m slow
+
+# Random faults against N tiny real runs, the supervisor among the victims; the certificate goes to docs/chaos.md.
+chaos: install
+	PYTHONPATH=tests/end_to_end:tests/stand_ins $(BIN)/python tests/chaos/chaos.py --runs $(N) --seed $(SEED) --certificate docs/chaos.md
 
 lint: install
 	$(BIN)/ruff check .

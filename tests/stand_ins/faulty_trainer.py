@@ -1,13 +1,15 @@
 """The real trainer with something going wrong in it.
 
 $MENS_FAULTS is a JSON list of mappings ``{"do": WHAT, "at": STEP, "attempt": N, ...}``; without ``attempt`` a
-fault strikes in every attempt. ``at`` is the 1-based optimiser step in whose course it strikes:
+fault strikes in every attempt, with ``"once": PATH`` only while there is no such file, which it makes. ``at`` is
+the 1-based optimiser step in whose course it strikes:
 
 - ``oom``: out of memory in every step from ``at`` on while micro-batch x max_length exceeds ``limit``;
 - ``nan``: a NaN in the gradients;
 - ``exit``: the process ends at once with exit code ``code``;
 - ``save_enospc``: no space left in the middle of a checkpoint's files;
-- ``poison_bin``: building a training batch with bin ``bin`` of the plan fails.
+- ``poison_bin``: building a training batch with bin ``bin`` of the plan fails;
+- any name of mishaps.py: that happens in the middle of the step.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mishaps import MISHAPS
 
 import trainer.run
 from supervisor.protocol.attempt import SPEC_VARIABLE, read_spec
@@ -37,6 +40,19 @@ def faults_now() -> list[dict[str, Any]]:
     return [fault for fault in faults if fault.get("attempt", attempt) == attempt]
 
 
+def strikes(fault: dict[str, Any], step: int) -> bool:
+    """Is it this fault's step, and has it not struck already? Marks one that strikes once."""
+    if step != fault.get("at"):
+        return False
+    if "once" not in fault:
+        return True
+    try:
+        Path(fault["once"]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 class FaultyTrainer(SupervisedSFTTrainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         step = self.state.global_step + 1
@@ -45,16 +61,18 @@ class FaultyTrainer(SupervisedSFTTrainer):
         for fault in faults_now():
             if fault["do"] == "oom" and step >= fault["at"] and size > fault["limit"]:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            if fault["do"] == "exit" and step == fault["at"]:
+            if fault["do"] == "exit" and strikes(fault, step):
                 os._exit(fault["code"])
+            if fault["do"] in MISHAPS and strikes(fault, step):
+                MISHAPS[fault["do"]]()
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if any(fault["do"] == "nan" and step == fault["at"] for fault in faults_now()):
+        if any(fault["do"] == "nan" and strikes(fault, step) for fault in faults_now()):
             gradient = next(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
             gradient.view(-1)[0] = float("nan")
         return loss
 
     def _write_trainer_state(self, staged: Path) -> None:
-        if any(fault["do"] == "save_enospc" and self.state.global_step == fault["at"] for fault in faults_now()):
+        if any(fault["do"] == "save_enospc" and strikes(fault, self.state.global_step) for fault in faults_now()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staged / "optimizer.pt"))
         super()._write_trainer_state(staged)
 

@@ -1,0 +1,240 @@
+"""One tiny real run, the faults that strike it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import observe
+import strike
+from faults import POOL, Fault
+from real_runs import QUICK, log_of, run, same_adapter, start
+
+from supervisor.protocol.heartbeat import Phase, read_heartbeat
+from supervisor.protocol.paths import RunPaths
+
+STEPS = 16
+SAVE_STEPS = 4
+PATIENCE_SECONDS = 300.0
+"""For one thing to happen on a busy machine; a run that goes on longer has failed."""
+CHANGES: Mapping[str, Any] = {
+    **QUICK,
+    "train.max_steps": STEPS,
+    "checkpoint.save_steps": SAVE_STEPS,
+    "limits.stop_grace_seconds": 10.0,
+    "kind": "faulty",
+}
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault and the optimiser step in whose course it strikes; ``while_loading`` strikes before the first step."""
+
+    fault: Fault
+    step: int
+    delay: float
+    while_loading: bool = False
+
+
+@dataclass
+class Struck:
+    """A fault as it struck: in which attempt, at which step that the trainer had told of, and when."""
+
+    name: str
+    attempt: int
+    step: int
+    time: float
+
+
+@dataclass
+class Result:
+    """``problems``: every promise that was not kept, in words; empty for a run that went as it must."""
+
+    number: int
+    plan: tuple[Strike, ...]
+    exit_code: int | None
+    struck: list[Struck] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    identical: bool | None = None
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    recovery: list[float] = field(default_factory=list)
+    diagnosed: list[tuple[str, str, bool]] = field(default_factory=list)
+    """(fault, kind, right): the kind that the attempt's end was given."""
+    wall_seconds: float = 0.0
+
+
+def make_plan(choose: random.Random) -> tuple[Strike, ...]:
+    """One to three faults at rising steps; one that cannot be survived only as the last."""
+    number = choose.choice((1, 2, 2, 3))
+    survivable = [fault for fault in POOL if fault.completes]
+    chosen = [choose.choice(survivable) for _ in range(number - 1)] + [choose.choice(POOL)]
+    # One kind of hang, one shortage: each changes what the next one of its sort would meet.
+    unique = {fault.name: fault for fault in chosen}
+    steps = sorted(choose.sample(range(2, STEPS), len(unique)))
+    return tuple(
+        _strike(fault, step, choose, first=index == 0)
+        for index, (fault, step) in enumerate(zip(unique.values(), steps, strict=True))
+    )
+
+
+def _strike(fault: Fault, step: int, choose: random.Random, first: bool) -> Strike:
+    loading = not fault.inside and fault.name in ("kill", "kill_both", "kill_supervisor") and choose.random() < 0.25
+    delay = choose.uniform(0.0, 3.0 if loading else 0.06)
+    return Strike(fault, step, delay, loading)
+
+
+def reference(place: Path, environment: Mapping[str, str]) -> Path:
+    """The undisturbed run that all others are compared with."""
+    os.environ.update(environment)
+    run_dir = place / "reference"
+    if run(run_dir, {**CHANGES, "launch.env": {"MENS_FAULTS": "[]"}}) != 0:
+        raise SystemExit(f"the undisturbed run failed:\n{log_of(run_dir).read_text()}")
+    return run_dir
+
+
+def carry_out(number: int, plan: Sequence[Strike], place: Path, undisturbed: Path) -> Result:
+    """One run under ``plan``, from its start to a verdict on every promise."""
+    return _Disturbed(number, tuple(plan), place, undisturbed).result()
+
+
+class _Disturbed:
+    def __init__(self, number: int, plan: tuple[Strike, ...], place: Path, undisturbed: Path) -> None:
+        self.plan = plan
+        self.run_dir = place / f"run-{number:04d}"
+        self.paths = RunPaths(self.run_dir)
+        self.undisturbed = undisturbed
+        self.marks = place / f"marks-{number:04d}"
+        self.marks.mkdir()
+        inside = [self._listed(entry) for entry in plan if entry.fault.inside]
+        self.changes = {**CHANGES, "launch.env": {"MENS_FAULTS": json.dumps(inside)}}
+        self.found = Result(number, plan, None)
+        self.process = self._start()
+
+    def _listed(self, entry: Strike) -> dict[str, Any]:
+        if entry.fault.name == "oom":
+            return {"do": "oom", "at": entry.step, "limit": 100}
+        at = entry.step
+        if entry.fault.name == "save_enospc":
+            at = max(3 * SAVE_STEPS, at - at % SAVE_STEPS)  # before there would be nothing to trim
+        return {"do": entry.fault.name, "at": at, "once": str(self.marks / entry.fault.name)}
+
+    def _start(self) -> subprocess.Popen[str]:
+        return start(self.run_dir, self.changes, "--max-attempts", "12")
+
+    def result(self) -> Result:
+        began = time.monotonic()
+        try:
+            for entry in self.plan:
+                if not self._bring_about(entry):
+                    break
+            self.found.exit_code = self.process.wait(PATIENCE_SECONDS)
+        except (subprocess.TimeoutExpired, TimeoutError) as error:
+            self.found.problems.append(f"nothing happened for {PATIENCE_SECONDS:.0f} s: {error}")
+        finally:
+            if self.process.poll() is None:
+                strike.end_everything(self.run_dir, self.process)
+        self.found.wall_seconds = time.monotonic() - began
+        self._judge()
+        if not self.found.problems:
+            shutil.rmtree(self.run_dir)
+            log_of(self.run_dir).unlink()
+        return self.found
+
+    # --- striking -----------------------------------------------------------------------------
+
+    def _bring_about(self, entry: Strike) -> bool:
+        """Let one fault strike and wait until the run has met it; False when the run ended before."""
+        attempt = self._wait_for_moment(entry)
+        if attempt is None:
+            return False
+        time.sleep(0.0 if entry.fault.inside else entry.delay)
+        if self.process.poll() is not None:
+            return False
+        beat = read_heartbeat(self.paths.attempt(attempt).heartbeat)
+        step = beat.step if beat else 0
+        ended = observe.count(self.paths, "attempt_ended")
+        now = time.time()
+        if not entry.fault.inside:
+            struck = strike.STRIKES[entry.fault.name](self.run_dir, self.process, attempt)
+            if not struck:
+                return self.process.poll() is None
+        self.found.struck.append(Struck(entry.fault.name, attempt, step, now))
+        if self.process.poll() is not None and entry.fault.name in strike.NEEDS_A_NEW_SUPERVISOR:
+            self.process = self._start()
+            self._wait(lambda: observe.has_begun(self.paths, now), "the next supervisor to begin")
+        elif entry.fault.expected:
+            self._wait(lambda: observe.count(self.paths, "attempt_ended") > ended, f"{entry.fault.name} to be met")
+        return self.process.poll() is None
+
+    def _wait_for_moment(self, entry: Strike) -> int | None:
+        """The attempt that lives when the moment has come."""
+        mark = self.marks / entry.fault.name
+
+        def come() -> int | None:
+            attempt = observe.newest_attempt(self.paths)
+            if entry.fault.name == "oom":
+                return attempt if observe.failed_as(self.paths, "cuda_oom") else None
+            if entry.fault.inside:
+                return attempt if mark.exists() else None
+            beat = read_heartbeat(self.paths.attempt(attempt).heartbeat) if attempt else None
+            if beat is None:
+                return None
+            if entry.while_loading:
+                return attempt if beat.phase in (Phase.STARTING, Phase.LOADING) else None
+            return attempt if beat.step >= entry.step and beat.phase > Phase.LOADING else None
+
+        return self._wait(come, f"{entry.fault.name} at step {entry.step}")
+
+    def _wait(self, come: Any, what: str) -> Any:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self.process.poll() is None:
+            if found := come():
+                return found
+            if time.monotonic() > until:
+                raise TimeoutError(f"waiting for {what}")
+            time.sleep(0.002)
+        return come()
+
+    # --- judging ------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        found, paths = self.found, self.paths
+        faults = [entry.fault for entry in self.plan if any(struck.name == entry.fault.name for struck in found.struck)]
+        can_complete = all(fault.completes for fault in faults)
+        if found.exit_code != (0 if can_complete else 1):
+            found.problems.append(f"exit code {found.exit_code} where {0 if can_complete else 1} was due")
+        elif can_complete:
+            found.identical = same_adapter(self.run_dir, self.undisturbed)
+            if not found.identical and all(fault.identical for fault in faults):
+                found.problems.append("the adapter differs from the undisturbed run's")
+        found.problems += observe.broken_promises(paths)
+        found.problems += [f"orphan: {process}" for process in strike.living(self.run_dir)]
+        for struck in found.struck:
+            self._judge_one(struck, next(fault for fault in faults if fault.name == struck.name))
+
+    def _judge_one(self, struck: Struck, fault: Fault) -> None:
+        found, paths = self.found, self.paths
+        if fault.expected:
+            verdict = observe.diagnosis(paths, struck.attempt)
+            kind = verdict.kind.value if verdict else "none"
+            right = verdict is not None and bool(fault.expected & {verdict.kind, *verdict.also})
+            found.diagnosed.append((fault.name, kind, verdict is not None and verdict.kind in fault.expected))
+            if not right:
+                found.problems.append(f"{fault.name} in attempt {struck.attempt} was diagnosed as {kind}")
+        lost = observe.steps_lost(paths, struck.attempt)
+        if lost is None:
+            return
+        found.lost.append((fault.name, lost))
+        limit = SAVE_STEPS * 2 if fault.lost_steps is None else fault.lost_steps
+        if lost > limit:
+            found.problems.append(f"{fault.name} in attempt {struck.attempt} cost {lost} optimiser steps")
+        if (seconds := observe.recovery_seconds(paths, struck.attempt, struck.time)) is not None:
+            found.recovery.append(seconds)
