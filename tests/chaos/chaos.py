@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from certificate import certificate
-from faults import BY_NAME
+from faults import BY_NAME, POOL, Fault
+from memory_cgroup import NoMemoryCgroupError, memory_cgroup
 from one_run import STEPS, Result, Strike, carry_out, make_plan, reference
 
 
@@ -30,10 +31,11 @@ def main() -> int:
     undisturbed = reference(place, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     reference_seconds = time.monotonic() - began
     print(f"undisturbed run: {reference_seconds:.1f} s", flush=True)
+    pool_of_faults = _possible()
     results: list[Result] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = [
-            pool.submit(carry_out, number, _plan(options.only, seed, number), place, undisturbed)
+            pool.submit(carry_out, number, _plan(options.only, seed, number, pool_of_faults), place, undisturbed)
             for number in range(1, options.runs + 1)
         ]
         for future in as_completed(waiting):
@@ -58,10 +60,19 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _plan(only: str | None, seed: int, number: int) -> tuple[Strike, ...]:
+def _possible() -> list[Fault]:
+    try:
+        with memory_cgroup(f"mens-chaos-{os.getpid()}", 1 << 30):
+            return list(POOL)
+    except NoMemoryCgroupError as error:
+        print(f"left out: eat_memory ({error})", flush=True)
+        return [fault for fault in POOL if fault.name != "eat_memory"]
+
+
+def _plan(only: str | None, seed: int, number: int, pool: list[Fault]) -> tuple[Strike, ...]:
     choose = random.Random(f"{seed} {number}")
     if only is None:
-        return make_plan(choose)
+        return make_plan(choose, pool)
     return (Strike(BY_NAME[only], choose.randrange(2, STEPS), choose.uniform(0.0, 0.06)),)
 
 

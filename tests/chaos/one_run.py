@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import observe
 import strike
-from faults import POOL, Fault
+from faults import Fault
+from memory_cgroup import memory_cgroup
 from real_runs import QUICK, log_of, run, same_adapter, start
 
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
@@ -23,6 +25,8 @@ from supervisor.protocol.paths import RunPaths
 
 STEPS = 16
 SAVE_STEPS = 4
+MEMORY_BYTES = 2 << 30
+"""Of the cgroup that a run lives in whose trainer eats memory."""
 PATIENCE_SECONDS = 300.0
 """For one thing to happen on a busy machine; a run that goes on longer has failed."""
 CHANGES: Mapping[str, Any] = {
@@ -71,12 +75,11 @@ class Result:
     wall_seconds: float = 0.0
 
 
-def make_plan(choose: random.Random) -> tuple[Strike, ...]:
-    """One to three faults at rising steps; one that cannot be survived only as the last."""
+def make_plan(choose: random.Random, pool: Sequence[Fault]) -> tuple[Strike, ...]:
+    """One to three different faults at rising steps; one that cannot be survived only as the last."""
     number = choose.choice((1, 2, 2, 3))
-    survivable = [fault for fault in POOL if fault.completes]
-    chosen = [choose.choice(survivable) for _ in range(number - 1)] + [choose.choice(POOL)]
-    # One kind of hang, one shortage: each changes what the next one of its sort would meet.
+    survivable = [fault for fault in pool if fault.completes]
+    chosen = [choose.choice(survivable) for _ in range(number - 1)] + [choose.choice(pool)]
     unique = {fault.name: fault for fault in chosen}
     steps = sorted(choose.sample(range(2, STEPS), len(unique)))
     return tuple(
@@ -116,6 +119,10 @@ class _Disturbed:
         inside = [self._listed(entry) for entry in plan if entry.fault.inside]
         self.changes = {**CHANGES, "launch.env": {"MENS_FAULTS": json.dumps(inside)}}
         self.found = Result(number, plan, None)
+        self.opened = ExitStack()
+        self.cgroup: Path | None = None
+        if any(entry.fault.name == "eat_memory" for entry in plan):
+            self.cgroup = self.opened.enter_context(memory_cgroup(f"mens-chaos-{os.getpid()}-{number}", MEMORY_BYTES))
         self.process = self._start()
 
     def _listed(self, entry: Strike) -> dict[str, Any]:
@@ -127,7 +134,7 @@ class _Disturbed:
         return {"do": entry.fault.name, "at": at, "once": str(self.marks / entry.fault.name)}
 
     def _start(self) -> subprocess.Popen[str]:
-        return start(self.run_dir, self.changes, "--max-attempts", "12")
+        return start(self.run_dir, self.changes, "--max-attempts", "12", cgroup=self.cgroup)
 
     def result(self) -> Result:
         began = time.monotonic()
@@ -141,6 +148,7 @@ class _Disturbed:
         finally:
             if self.process.poll() is None:
                 strike.end_everything(self.run_dir, self.process)
+        self.opened.close()
         self.found.wall_seconds = time.monotonic() - began
         self._judge()
         if not self.found.problems:

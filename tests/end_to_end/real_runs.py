@@ -54,17 +54,26 @@ def faults(*listed: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "faulty", "launch.env": {"MENS_FAULTS": json.dumps(listed)}}
 
 
-def start(run_dir: Path, changes: Mapping[str, Any], *options: str, config: Path = TINY) -> subprocess.Popen[str]:
-    """``mens-sup run`` in a process of its own, both its streams in RUN_DIR.log."""
+def start(
+    run_dir: Path, changes: Mapping[str, Any], *options: str, config: Path = TINY, cgroup: Path | None = None
+) -> subprocess.Popen[str]:
+    """``mens-sup run`` in a process of its own, both its streams in RUN_DIR.log.
+
+    ``cgroup``: the ``cgroup.procs`` file of the cgroup that it shall live in.
+    """
     environment = {**os.environ, "PYTHONPATH": str(STAND_INS), "HF_HUB_OFFLINE": "1"}
     command = [MENS_SUP, "run", config, "--no-live", "--run-dir", run_dir, *sets(changes), *options]
+    if cgroup is not None:
+        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup, *command]
     with open(log_of(run_dir), "a") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
 
 
-def run(run_dir: Path, changes: Mapping[str, Any], *options: str, config: Path = TINY) -> int:
+def run(
+    run_dir: Path, changes: Mapping[str, Any], *options: str, config: Path = TINY, cgroup: Path | None = None
+) -> int:
     """The exit code of ``mens-sup run``; what it printed is in RUN_DIR.log."""
-    return start(run_dir, changes, *options, config=config).wait()
+    return start(run_dir, changes, *options, config=config, cgroup=cgroup).wait()
 
 
 def mens_sup(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
