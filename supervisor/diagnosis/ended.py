@@ -23,7 +23,8 @@ _TOLD = re.compile(
     r"|exit status|status|code)[:= ]+(?P<code>-?\d+)\b"
     r"|worker died \((?P<worker>-?\d+)\)|Exit code:? (?P<plain>-?\d+)\b|exit code (?P<words>-?\d+)\b"
     r""
-    r"|^(?:.*: line \d+: +\d+ )?(?P<shell>Killed|Segmentation fault|Aborted|Bus error|Terminated"
+    r"|signal termination: (?P<lsf>Killed|Terminated|Aborted|Segmentation fault|Bus error)"
+    r"|^(?:.*: line \d+: +\d+ |.{0,300}[\]\\|/%] ?)?(?P<shell>Killed|Segmentation fault|Aborted|Bus error|Terminated"
     r"|Illegal instruction|Floating point exception)(?: *\(core dumped\))?(?:\s{2,}.*| +(?:python"
     r"|torchrun|accelerate|deepspeed|nohup|\\|\"\$)\S*.*)?$"
     r"|(?:task|tasks) [\d,\-]+: (?P<srun>Killed|Segmentation fault|Aborted|Bus error|Terminated|Out Of Memory)"
@@ -115,11 +116,13 @@ def _told(lines: Sequence[Line]) -> tuple[int | None, int]:
         if _FORCED.search(line.text):
             continue
         found = _TOLD.search(line.text)
+        if not found and index + 1 < len(lines) and len(line.text) >= 60:
+            found = _TOLD.search(f"{line.text[-60:]} {lines[index + 1].text[:60]}")  # wrapped at the width
         if not found:
             continue
         words = {key: value for key, value in found.groupdict().items() if value}
         number = _number(words)
-        if number == signal.SIGTERM and not words.keys() & {"shell", "srun", "zsh"}:
+        if number == signal.SIGTERM and not words.keys() & {"shell", "srun", "zsh", "lsf"}:
             continue  # that is how launchers and engines clear up after the one that failed
         if number is not None:
             return number, index
@@ -131,11 +134,11 @@ def _number(words: dict[str, str]) -> int | None:
         if key in ("name", "spawn"):
             named: signal.Signals | None = getattr(signal, word, None)
             return int(named) if named is not None else None
-        if key in ("shell", "srun", "zsh"):
+        if key in ("shell", "srun", "zsh", "lsf"):
             return _SHELL.get(word.lower())
         if key == "received":
             return int(word) if int(word) <= 64 else None
-        if len(word) <= 6:
+        if len(word) <= 11:
             return signal_of_code(int(word))
     return None
 

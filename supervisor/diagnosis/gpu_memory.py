@@ -39,7 +39,7 @@ def read_gpu_memory(message: str) -> GpuMemory:
     )
     return GpuMemory(
         asked=_size(message, rf"Tried to allocate {_SIZE}"),
-        total=_size(message, rf"total capacity of {_SIZE}", rf"{_SIZE} total capacity"),
+        total=_size(message, rf"total capaci?ty of {_SIZE}", rf"{_SIZE} total capacity"),
         free=_size(message, rf"of which {_SIZE} is free", rf"{_SIZE} free"),
         own=_largest(
             _size(message, rf"this process has {_SIZE} memory in use"),

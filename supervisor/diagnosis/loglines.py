@@ -136,6 +136,8 @@ def _line(raw: str) -> Line:
         source = found["rank"] or found["actor"] or source
         word = found["level"] or found["glog"] or found["nccl"] or word
         text = text[found.end() :]
+    if text.startswith(" ") and not text.startswith(("  ", " \t")):
+        text = text[1:]  # left over by a prefix; only deeper indentation tells something
     return Line(text, shown.strip(), source, _level(word, text))
 
 

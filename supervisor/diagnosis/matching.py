@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from supervisor.diagnosis.kinds import FailureKind
 from supervisor.diagnosis.loglines import Line
 from supervisor.diagnosis.phrases import phrases
-from supervisor.diagnosis.signs import MACHINE, Sign
+from supervisor.diagnosis.signs import Sign
+from supervisor.diagnosis.signs_gpu import GPU
+from supervisor.diagnosis.signs_outside import OUTSIDE
+from supervisor.diagnosis.signs_resources import RESOURCES
 from supervisor.diagnosis.signs_software import SOFTWARE
 
-SIGNS: tuple[Sign, ...] = (*MACHINE, *SOFTWARE)
+SIGNS: tuple[Sign, ...] = (*RESOURCES, *GPU, *OUTSIDE, *SOFTWARE)
 
 _SHADOWS: dict[FailureKind, tuple[FailureKind, ...]] = {
     FailureKind.TOO_MANY_FILES: (FailureKind.SHM_FULL, FailureKind.DISK_FULL, FailureKind.HOST_OOM),
@@ -24,7 +27,7 @@ _SHADOWS: dict[FailureKind, tuple[FailureKind, ...]] = {
     ),
     FailureKind.PORT_IN_USE: (FailureKind.NETWORK, FailureKind.NCCL_ERROR, FailureKind.CONFIG_ERROR),
     FailureKind.NCCL_ERROR: (FailureKind.NETWORK,),
-    FailureKind.DISK_FULL: (FailureKind.CHECKPOINT_CORRUPT, FailureKind.NETWORK),
+    FailureKind.DISK_FULL: (FailureKind.CHECKPOINT_CORRUPT, FailureKind.NETWORK, FailureKind.PREEMPTED),
     FailureKind.CHECKPOINT_INCOMPATIBLE: (FailureKind.CONFIG_ERROR, FailureKind.DATA_ERROR),
     FailureKind.CHECKPOINT_CORRUPT: (FailureKind.DATA_ERROR, FailureKind.CONFIG_ERROR),
     FailureKind.DATA_ERROR: (FailureKind.CONFIG_ERROR,),
@@ -35,7 +38,7 @@ _SHADOWS: dict[FailureKind, tuple[FailureKind, ...]] = {
     FailureKind.PERMISSION_DENIED: (FailureKind.NETWORK, FailureKind.CONFIG_ERROR),
     FailureKind.PREEMPTED: (FailureKind.INTERRUPTED, FailureKind.NETWORK),
     FailureKind.TIME_LIMIT: (FailureKind.INTERRUPTED,),
-    FailureKind.HOST_OOM: (FailureKind.CUDA_OOM, FailureKind.WORKER_KILLED),
+    FailureKind.HOST_OOM: (FailureKind.CUDA_OOM, FailureKind.WORKER_KILLED, FailureKind.PREEMPTED),
 }
 """In one text, what the first kind's words explain: "No space left ... /dev/shm" is no full disk."""
 

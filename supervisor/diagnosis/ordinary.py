@@ -37,6 +37,7 @@ _BY_TYPE: dict[str, FailureKind] = {
     "DistBackendError": FailureKind.NCCL_ERROR,
     "UnpicklingError": FailureKind.CHECKPOINT_CORRUPT,
     "OutOfMemoryError": FailureKind.CUDA_OOM,
+    "RayOutOfMemoryError": FailureKind.HOST_OOM,
 }
 _CHECKPOINT_PLACE = re.compile(
     r"load_checkpoint|_load_from_checkpoint|load_from_json|_load_optimizer_and_scheduler|_load_rng_state"
@@ -55,6 +56,8 @@ _DATA_PLACE = re.compile(
     r"|build_dataset|process_example\w*|apply_chat_template|_?pad\w*)\b"
     r"|_utils/(?:fetch|worker|collate)\.py|/data/\w+\.py"
 )
+_COLLATE_PLACE = re.compile(r"_utils/collate\.py|\bin \w*collat\w*\b")
+_ENGINE_PLACE = re.compile(r"vllm_client|(?:sglang|rollout|inference|generation)\w*/\w*(?:client|server|engine)\w*\.py")
 _CONFIG_PLACE = re.compile(
     r"(?:training_args|_config|config|arguments|hparams|argument_parser|hf_argparser|arg_utils"
     r"|schemas?)\.py\", line \d+, in (?:__post_init__|validate\w*|__init__|from_\w+|parse\w*"
@@ -78,12 +81,22 @@ _FALLBACK_TYPES = frozenset(
 )
 
 
+_NETWORK_TYPE = re.compile(
+    r"Connect(?:ion|or)?(?:Timeout)?(?:Error|Exception)$|(?:API|Read|Write|Pool|Gateway|Request|Server)Timeout(?:Error)?$"
+    r"|^(?:RateLimit|InternalServer|ServiceUnavailable|RemoteProtocol|ServerDisconnected)\w*(?:Error|Exception)$"
+)
+
+
+def _kind_of_type(name: str) -> FailureKind | None:
+    return _BY_TYPE.get(name) or (FailureKind.NETWORK if _NETWORK_TYPE.search(name) else None)
+
+
 def ordinary_kind(raised: Raised) -> FailureKind | None:
     """The kind by type, message and place; None for what is control flow or only says that a child failed."""
     if raised.type in _CONTROL_FLOW:
         return None
     context = raised.context
-    if kind := _BY_TYPE.get(raised.type):
+    if kind := _kind_of_type(raised.type):
         return kind
     if raised.type == "FileNotFoundError":
         return FailureKind.DATA_ERROR if _DATA_PLACE.search(context) else FailureKind.CONFIG_ERROR
@@ -103,6 +116,8 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
         return FailureKind.CHECKPOINT_INCOMPATIBLE
     if raised.type in ("ValueError", "KeyError", "IndexError", "TypeError") and _DATA_PLACE.search(tail[-2500:]):
         return FailureKind.DATA_ERROR
+    if raised.type == "RuntimeError" and _COLLATE_PLACE.search(tail[-400:]):
+        return FailureKind.DATA_ERROR
     return FailureKind.PROGRAM_ERROR
 
 
@@ -121,6 +136,8 @@ def placed_kind(raised: Raised) -> FailureKind | None:
         return FailureKind.CHECKPOINT_CORRUPT
     if raised.type == "KeyError" and "configuration_auto.py" in near:
         return FailureKind.DEPENDENCY_ERROR
+    if _kind_of_type(raised.type) is FailureKind.NETWORK and _ENGINE_PLACE.search(raised.context[-6000:]):
+        return FailureKind.ENGINE_DEATH
     return None
 
 

@@ -28,7 +28,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"copying a param with shape|You set `?ignore_mismatched_sizes",
         r"Trying to set a tensor of shape .* in \"?\w+\"? \(which has shape",
         r"resume.{0,80}(?:different|does not match|mismatch)|Missing key in checkpoint state_dict",
-        r"not found in (?:the )?checkpoint|mismatched? keys? .{0,30}checkpoint",
+        r"(?:not found in|missing (?:in|from)) (?:the )?checkpoint|mismatched? keys? .{0,30}checkpoint",
     ),
     sign(
         K.CHECKPOINT_CORRUPT,
@@ -73,14 +73,16 @@ SOFTWARE: tuple[Sign, ...] = (
         r"Model architectures \[.*\] (?:are not supported|failed to be inspected)",
         r"numpy\.dtype size changed|may indicate binary incompatibility",
         r"A module that was compiled using NumPy 1\.x cannot be run",
-        r"was compiled (?:with|against|using) .{0,40}(?:but|different)",
+        r"was compiled (?:with|against|using) .{0,40}(?:but|different)|CUDAMismatch",
+        r"(?:version \S+ )?does not match the version \w+ was compiled with",
         r"PyTorch and torchvision have different CUDA|operator torchvision::nms does not exist",
         r"is required for a normal functioning of this module|but found \w+==|PackageNotFoundError",
         r"DistributionNotFound|VersionConflict|CUDA Setup failed|Could not find the bitsandbytes CUDA binary",
         r"libbitsandbytes\S* .*(?:not found|cannot open)",
         r"command not found|CUDA_HOME environment variable is not set|MissingCUDAException|Unable to JIT load",
-        r"Unable to find (?:nvcc|CUDA_HOME)|Error (?:building|compiling objects for) extension",
-        r"ninja: (?:build stopped|error)|Ninja is required|Failed to find C compiler",
+        r"Unable to find (?:nvcc|CUDA_HOME)",
+        r"Command '\[?'?[^' ]*(?:gcc|g\+\+|/cc|/c\+\+|clang|nvcc|ninja|cl)(?:\.exe)?'.{1,3000}exit status [1-9]",
+        r"Ninja is required|Failed to find C compiler",
         r"fatal error: \S+\.h: No such file",
         r"FlashAttention.{0,60}(?:not (?:installed|available|supported)|only supports Ampere|cannot be used)",
         r"NVRTC error|nvrtc: error: failed to open libnvrtc|Failed to import \S+ because of the following error",
@@ -89,10 +91,16 @@ SOFTWARE: tuple[Sign, ...] = (
         r"Triton (?:is )?not (?:installed|found|available)|Cannot find a working triton installation",
     ),
     sign(
+        K.DEPENDENCY_ERROR,
+        LIKELY,
+        r"ninja: (?:build stopped|error)|Error (?:building|compiling objects for) extension",
+        r"'NoneType' object has no attribute 'c\w*(?:quantize|gemm|blockwise|_bit)\w*'",
+    ),
+    sign(
         K.DATA_ERROR,
         ROOT,
         r"(?:keys?|fields?|columns?) in (?:the )?(?:examples?|rows?|samples?|dataset|batch)\b",
-        r"JSONDecodeError|JSON parse error|ArrowInvalid|ArrowTypeError|ArrowNotImplementedError|ParquetError",
+        r"JSON parse error|ArrowInvalid|ArrowTypeError|ArrowNotImplementedError|ParquetError",
         r"Parquet magic bytes not found|DatasetGenerationCastError|CastError|Couldn't cast|SchemaInferenceError",
         r"UnicodeDecodeError|UnidentifiedImageError|cannot identify image file|EmptyDatasetError",
         r"Error tokenizing data|EmptyDataError",
@@ -105,10 +113,11 @@ SOFTWARE: tuple[Sign, ...] = (
         r"Column(?:s)? .{0,80}(?:not in|does not exist|not found|missing|to remove)",
         r"Column name .* not in the dataset|DataFilesNotFoundError|Unable to find '|couldn't find any data file",
         r"No \(supported\) data files",
-        r"FileNotFoundError:.*\.(?:jsonl?|csv|tsv|parquet|arrow|txt|tar|bin|idx|npy|webdataset"
+        r"FileNotFoundError:(?!.*(?:config|\bconf/|\bds_|zero_?\d|deepspeed)[^'/]*\.json).*\.(?:jsonl?|csv|tsv|parquet|arrow|txt|tar|bin|idx|npy|webdataset"
         r"|zst|gz|png|jpe?g|wav|mp3|mp4)\b",
         r"DatasetNotFoundError|doesn't exist on the Hub or cannot be accessed",
         r"Unable to create tensor, you should probably activate (?:truncation|padding)",
+        r"each element in list of batch should be of equal size",
         r"expected sequence of length \d+ at dim|too many dimensions 'str'|text input must be of type",
         r"TextEncodeInput must be|stack expects each tensor to be equal size|Conversation roles must alternate",
         r"jinja2\.exceptions\.(?:TemplateError|UndefinedError)",
@@ -131,7 +140,7 @@ SOFTWARE: tuple[Sign, ...] = (
     sign(
         K.DATA_ERROR,
         LIKELY,
-        r"DatasetGenerationError|An error occurred while generating the dataset",
+        r"DatasetGenerationError|An error occurred while generating the dataset|JSONDecodeError",
     ),
     sign(
         K.CONFIG_ERROR,
@@ -162,10 +171,14 @@ SOFTWARE: tuple[Sign, ...] = (
         r"RevisionNotFoundError|EntryNotFoundError|404 Client Error",
         r"Can't load (?:the )?(?:tokenizer|config(?:uration)?|model) for|BuilderConfig .* not found",
         r"Unknown split|InvalidConfigName|Config name is missing",
+        r"FileNotFoundError:.*(?:config|\bconf/|\bds_|zero_?\d|deepspeed)[^'/]*\.json",
+        r"(?:available|visible|total) GPUs?\b.{0,40}(?:less|fewer) than|[Nn]ot enough GPUs",
         r"can't open file '|No such file or directory: '[^']*\.(?:ya?ml|toml|ini|cfg|py|sh|env)'",
         r"[Cc]onfig(?:uration)? file .{0,80}(?:not found|does not exist)",
         r"(?:environment variable|env var) .{0,40}(?:is )?(?:not set|required|missing)",
         r"is not a valid (?:\w+ ?){0,2}(?:Strategy|Type|Names|Backend|choice|value|option)",
+        r"\bUnknown \w[\w \-]{0,30}.{0,80}(?:\bavailable|\bsupported|\bchoose|\bmust be|\bvalid|\boptions)\b",
+        r"\b(?:template|preset|recipe|optimi[sz]er|strategy|backend) \S+ (?:does not exist|(?:was |is )?not found)",
         r"Unknown (?:optimizer|scheduler|model type|dataset format|attention implementation|quant\w* method)",
         r"To use .{0,60}you (?:need|must|have to) (?:to )?(?:set|pass|specify)",
         r"requires? `?\w+`? to be (?:set|specified|a|an|positive|one)",
@@ -192,6 +205,7 @@ WRAPPERS = re.compile(
     r"|returned non-zero exit status"
     r"|RayTaskError|SystemExit|Engine core initialization failed|See (?:root cause|stack trace).{0,20}above"
     r"|SignalException"
+    r"|UnexpectedStatusException|ExecuteUserScriptError"
     r"|NodeStateError|JobFailed|Exited with exit code|failed with exit code|Command '?\[.* returned|FailedJobError",
 )
 """Messages of launchers and parents that only say that a child failed."""

@@ -31,8 +31,29 @@ _STANDING_OF_SOFTWARE = {Level.QUIET: 0.15, Level.PLAIN: 0.3, Level.ERROR: 0.6}
 """Missing packages and bad settings end a program by an exception; as mere lines they are mostly remarks."""
 _SOFTWARE = frozenset(SOFTWARE)
 _SURVIVED = 0.2
+_EXHAUSTED = frozenset(
+    {
+        FailureKind.DISK_FULL,
+        FailureKind.SHM_FULL,
+        FailureKind.FILESYSTEM_ERROR,
+        FailureKind.TOO_MANY_FILES,
+        FailureKind.HOST_OOM,
+        FailureKind.CUDA_OOM,
+    }
+)
+_JUST_BEFORE, _WARNED = 12, 0.7
+"""A mere warning about something used up, so few lines before the last exception, explains that one."""
+_GRACED = frozenset({FailureKind.TIME_LIMIT, FailureKind.PREEMPTED, FailureKind.INTERRUPTED})
+_GRACE = 80
+"""Lines that a program may still print, steps among them, between the notice to end and the end."""
 _SIGKILLED = 0.5
 _HITS = 3000
+_PLACED = 0.9
+_ENGINE_DIED = re.compile(
+    r"encountered a fatal error|Scheduler hit an exception|EngineDeadError|Background loop has errored"
+)
+_ENGINE_FRAME = re.compile(r"[/\\](?:vllm|sglang|lmdeploy|tensorrt_llm)[/\\]")
+_REMOTE_FILE = re.compile(r"^FileNotFoundError: .*\b(?:hf|s3|gs|https?|az|abfss?)://")
 _FRAME = re.compile(r"^\s+|^(?:File |Cell In\[|-+>|frame #|#\d+ 0x|\[?/\S+\.py)|^\d+ frames$")
 _BOILERPLATE = re.compile(
     r"Compile with `?TORCH_USE_CUDA_DSA|For debugging consider passing|CUDA kernel errors might"
@@ -91,6 +112,8 @@ def weigh(
     candidates = [*_from_raised(lines, raised, progress, signs), *_from_lines(lines, raised, progress, signs)]
     candidates = [_about_gpu(candidate, lines, raised, progress) for candidate in candidates]
     candidates = [_first_to_fail(candidate, ending) for candidate in candidates]
+    if any(_ENGINE_DIED.search(line.text) for line in lines):
+        candidates = [_engines_own(candidate, raised) for candidate in candidates]
     if len(progress.not_finite) >= 2 or (progress.not_finite and not progress.survived(progress.not_finite[0])):
         candidates.append(_not_finite(lines, progress))
     if first_hand and number == signal.SIGKILL:
@@ -127,6 +150,8 @@ def _from_raised(
         full = f"{error.type}: {error.message}"
         matched = False
         placed = placed_kind(error)
+        if progress.begun(error.index) and _REMOTE_FILE.search(f"{error.type}: {error.message}"):
+            placed = FailureKind.NETWORK  # what could be read until now has not gone
         for entry in () if placed else signs.within(full):
             matched = True
             kind = entry.kind
@@ -137,6 +162,7 @@ def _from_raised(
             ordinary = placed or ordinary_kind(error)
             if ordinary is not None:
                 weight = (0.65 if error.traced else 0.5) if ordinary is FailureKind.PROGRAM_ERROR else 0.75
+                weight = _PLACED if placed else weight
                 if ordinary is FailureKind.WORKER_KILLED:
                     weight = WEAK
                 if ordinary is FailureKind.PROGRAM_ERROR and error.handled and position + 1 < len(raised):
@@ -148,6 +174,7 @@ def _from_lines(
     lines: Sequence[Line], raised: Sequence[Raised], progress: Progress, signs: SignsOfLog
 ) -> Iterator[Candidate]:
     covered = {index for error in raised for index in range(error.index, error.end)}
+    last = max((error.index for error in raised if error.traced and not error.loose), default=-1)
     hits = 0
     for index, line in enumerate(lines):
         if index in covered or hits >= _HITS:
@@ -162,15 +189,18 @@ def _from_lines(
             text = f"{text}{lines[index + 1].text[:80]}" if not text.endswith(".") else text
         if (_FRAME.match(line.text) and not _MESSAGE.match(line.text)) or _BOILERPLATE.search(line.text):
             continue
-        survived = _SURVIVED if progress.survived(index) else 1.0
         matching = signs.within(text)
         hits += bool(matching)
         for entry in matching:
             ranks = _STANDING_OF_SOFTWARE if entry in _SOFTWARE else _STANDING
             standing = max(ranks[line.level], entry.least)
+            if entry.kind in _EXHAUSTED and last - _JUST_BEFORE <= index < last:
+                standing = max(standing, _WARNED)
+            graced = entry.kind in _GRACED and len(lines) - index <= _GRACE
+            survived = progress.survived(index) and not graced
             yield Candidate(
                 entry.kind,
-                entry.weight * standing * survived,
+                entry.weight * standing * (_SURVIVED if survived else 1.0),
                 index,
                 line.text.strip()[:500],
                 (line.shown[:500],),
@@ -197,6 +227,15 @@ def _about_gpu(candidate: Candidate, lines: Sequence[Line], raised: Sequence[Rai
     loading = progress.loads(candidate.index) and not (error and error.traced and not struck_while_loading(context))
     kind = refine(message, context, steps_before=progress.begun(candidate.index), loading=loading)
     return replace(candidate, kind=kind)
+
+
+def _engines_own(candidate: Candidate, raised: Sequence[Raised]) -> Candidate:
+    """An untelling error in the code of an inference engine that died of it is the engine's, not the program's."""
+    if candidate.kind is not FailureKind.PROGRAM_ERROR:
+        return candidate
+    error = next((entry for entry in raised if entry.index == candidate.index), None)
+    own = error is not None and _ENGINE_FRAME.search(error.context[-700:])
+    return replace(candidate, kind=FailureKind.ENGINE_DEATH) if own else candidate
 
 
 def _first_to_fail(candidate: Candidate, ending: Ending) -> Candidate:
