@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
+
+from supervisor.protocol.manifest import Fault
 
 ENTRY_POINT_GROUP = "mens_supervisor.jobs"
 
@@ -47,7 +49,8 @@ class Relief:
 
     ``price`` is one sentence for people, written before it is applied. ``lossless`` relief changes
     neither what is learnt nor from what. ``new_lineage`` starts again at step 0 beside the old
-    checkpoints. ``accepts`` lists the Manifest.identity keys that the patches alter on purpose.
+    checkpoints. ``accepts`` lists the Manifest.identity keys that the patches alter on purpose. ``helps``: the
+    kinds of failure that it helps with in this configuration, empty for those that its name usually stands for.
     """
 
     rung: str
@@ -56,6 +59,7 @@ class Relief:
     lossless: bool
     new_lineage: bool = False
     accepts: tuple[str, ...] = ()
+    helps: tuple[str, ...] = ()
 
 
 Rung = Callable[[Mapping[str, Any], Mapping[str, Any]], Relief | None]
@@ -82,6 +86,71 @@ class JobKind(Protocol):
 
     def command(self, sections: BaseModel) -> list[str]:
         """Arguments after the interpreter, for example ``["-m", "trainer"]``."""
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """What a program's command line may depend on besides its configuration's own sections.
+
+    ``resume_from``: a checkpoint of its own that was found whole, None for step 0. ``python``: launch.python, or the
+    supervisor's own interpreter.
+    """
+
+    run_dir: Path
+    attempt: int
+    lineage: int
+    resume_from: Path | None
+    python: str
+    save_steps: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole command line, and the folder in which it runs."""
+
+    arguments: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class OwnCheckpoint:
+    """A checkpoint that a program wrote in its own way. ``faults``: why it is not whole; empty when it is."""
+
+    path: Path
+    step: int
+    faults: tuple[Fault, ...]
+
+
+@runtime_checkable
+class ForeignKind(Protocol):
+    """What a kind of job has besides when its program need not speak the run directory's contract.
+
+    Such a program may leave out any part of it: heartbeat, events, exit report, trainer.lock, our checkpoints. What it
+    doesn't say is unknown. Its checkpoints are its own: they are looked through and moved aside, but never deleted.
+    """
+
+    def program(self, sections: BaseModel, facts: AttemptFacts) -> Program:
+        """The command line of one attempt; makes the folders that it names as placeholders."""
+
+    def own_checkpoints(self, sections: BaseModel, facts: AttemptFacts) -> list[OwnCheckpoint]:
+        """The checkpoints of the lineage, oldest step first; empty when they are not ours to know."""
+
+
+def has_standby(kind: JobKind) -> bool:
+    """Whether the kind's program can wait as a warm standby (see protocol/standby.py); it says so by ``standby``."""
+    return bool(getattr(kind, "standby", False))
+
+
+@runtime_checkable
+class PlansSteps(Protocol):
+    """What a kind of job may have besides: the planned steps, where the configuration alone tells them."""
+
+    steps_key: str
+    """The dotted key (section.key) that sets them."""
+
+    def planned_steps(self, sections: BaseModel) -> int | None:
+        """None when they follow from the data."""
 
 
 class UnknownKindError(Exception):

@@ -28,6 +28,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     ``identity``: what a resumed run must agree with (data, base, template, adapter, ...), each a
     short readable value or a digest. ``finite``: the writer has seen only finite weights and moments.
     ``eval_loss``: token-weighted, in nats per token, when an evaluation ended at this very step.
+    ``interim``: no save was due at this step; retention keeps it only as long as it is the newest.
     """
 
     format_version: int
@@ -44,6 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     identity: dict[str, str]
     versions: dict[str, str]
     eval_loss: float | None = None
+    interim: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,13 @@ def _verify_file(directory: Path, name: str, record: FileRecord) -> list[Fault]:
     if digest_file(path).sha256 != record.sha256:
         return [Fault(name, "content differs from the SHA-256 in the manifest (flipped bits)")]
     if name.endswith(".safetensors"):
-        problem = _safetensors_problem(path, size)
+        problem = safetensors_problem(path, size)
         return [Fault(name, problem)] if problem else []
     return []
 
 
-def _safetensors_problem(path: Path, size: int) -> str | None:
+def safetensors_problem(path: Path, size: int) -> str | None:
+    """Why a file of ``size`` bytes is no whole safetensors file, or None."""
     with open(path, "rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
