@@ -54,10 +54,7 @@ def read_declarations(root: Path, cache: Path | None = None) -> list[Row]:
     file (by size and time) are the same. Files that do not parse are passed over, as Python would refuse
     them. Raises OSError when ``root`` cannot be read or the cache cannot be written.
     """
-    top = Path(sysconfig.get_path("stdlib")) if root == STDLIB else root
-    if not top.is_dir():
-        raise NotADirectoryError(f"{top} is not a folder with Python sources")
-    files = list(_python_files(top))
+    files = _files_of(root)
     if cache is None:
         return _extract(files)
     stored = cache / f"declarations-{_cache_key(files)}.jsonl"
@@ -68,6 +65,18 @@ def read_declarations(root: Path, cache: Path | None = None) -> list[Row]:
         lines = [msgspec.json.encode(len(rows)), *map(encode_row, rows)]
         write_atomic(stored, b"\n".join(lines) + b"\n")
     return rows
+
+
+def tree_state(root: Path) -> str:
+    """A digest over size and time of every source file below ``root``, interpreter and extractor. Raises OSError."""
+    return _cache_key(_files_of(root))
+
+
+def _files_of(root: Path) -> list[Path]:
+    top = Path(sysconfig.get_path("stdlib")) if root == STDLIB else root
+    if not top.is_dir():
+        raise NotADirectoryError(f"{top} is not a folder with Python sources")
+    return list(_python_files(top))
 
 
 def _python_files(top: Path) -> Iterator[Path]:

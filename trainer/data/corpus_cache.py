@@ -1,0 +1,182 @@
+"""The rendered corpus on disk, so that a relaunch does not render it again.
+
+An entry is named by everything that the corpus depends on and carries its own digest: one that is damaged,
+or that other inputs, other code or another version made, is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from supervisor.protocol.atomic import write_atomic
+from trainer.data.corpus import Corpus, CorpusReport
+from trainer.data.declarations import tree_state
+from trainer.data.sources import Source
+from trainer.data.token_rows import TokenRows
+
+KEPT_ENTRIES = 8
+"""The most recently used ones; older ones are removed when one is added."""
+_ALIGNED = 64
+_KEY_CHARACTERS = 32
+_TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
+_VERSIONS = ("tokenizers", "transformers", "jinja2", "numpy")
+
+
+class _Array(msgspec.Struct, frozen=True):
+    dtype: str
+    length: int
+    offset: int
+    """In bytes, from the end of the header's line."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    report: dict[str, Any]
+    arrays: dict[str, _Array]
+
+
+def cached_corpus(
+    folder: Path, key: Callable[[], str], build: Callable[[], Corpus], report: Callable[[str], None]
+) -> Corpus:
+    """The corpus of ``key``, read from ``folder``, else built and kept there.
+
+    ``key`` is asked again after building: what was read while it changed is not kept. ``report`` is told when
+    nothing could be kept. Raises what ``build`` raises.
+    """
+    try:
+        wanted = key()
+    except OSError:
+        return build()  # which says what cannot be read
+    entry = folder / f"{wanted}.corpus"
+    found = read_corpus(entry)
+    if found is not None:
+        return found
+    corpus = build()
+    try:
+        if key() == wanted:
+            folder.mkdir(parents=True, exist_ok=True)
+            _make_room(folder)
+            write_atomic(entry, encode_corpus(corpus))
+    except OSError as error:
+        report(f"the rendered corpus was not kept in {folder} ({error}); later starts will render it again")
+    return corpus
+
+
+def corpus_key(
+    sources: Sequence[Source], tokenizer: Path, settings: Mapping[str, object], held_out: Path | None = None
+) -> str:
+    """A digest over the content of every file of rows, the tokenizer's files, ``settings``, our code and versions.
+
+    Source trees count by the size and time of their files, as in the cache of declarations. ``settings``: all else that
+    :func:`trainer.data.corpus.build_corpus` is given, as JSON values. Raises OSError.
+    """
+    parts = {
+        "code": _digest(sorted(Path(__file__).parent.glob("*.py"))),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
+        "tokenizer": _digest(_tokenizer_files(tokenizer)),
+        "sources": [[source.type, str(source.path), source.max_rows, _state(source)] for source in sources],
+        "held_out": held_out and [str(held_out), _digest([held_out])],
+        "settings": settings,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read_corpus(path: Path) -> Corpus | None:
+    """The corpus of an entry; None when there is none or it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            file.readinto(data)
+        os.utime(path)
+    except OSError:
+        return None
+    start = data.find(b"\n") + 1
+    if hashlib.sha256(memoryview(data)[start:]).hexdigest().encode() != data[: max(0, start - 1)]:
+        return None
+    body = data.find(b"\n", start) + 1
+    header = msgspec.json.decode(memoryview(data)[start:body], type=_Header)
+
+    def array(name: str) -> np.ndarray[Any, Any] | None:
+        found = header.arrays.get(name)
+        if found is None:
+            return None
+        return np.frombuffer(data, np.dtype(found.dtype), found.length, body + found.offset)
+
+    return Corpus(
+        _rows("train", array), _rows("validation", array), msgspec.convert(header.report, type=CorpusReport)
+    )
+
+
+def encode_corpus(corpus: Corpus) -> bytes:
+    """The content of an entry: a line with the digest of the rest, a line of JSON, the arrays."""
+    arrays: dict[str, _Array] = {}
+    parts: list[bytes] = []
+    offset = 0
+    for part, rows in (("train", corpus.train), ("validation", corpus.validation)):
+        for name, values in _arrays(rows):
+            data = values.tobytes()
+            arrays[f"{part}.{name}"] = _Array(values.dtype.str, len(values), offset)
+            padded = data + bytes(-len(data) % _ALIGNED)
+            parts.append(padded)
+            offset += len(padded)
+    header = msgspec.json.encode(_Header(asdict(corpus.report), arrays))
+    rest = b"\n".join([header, b"".join(parts)])
+    return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+
+
+def _arrays(rows: TokenRows) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
+    yield "ids", rows.ids
+    yield "labels", rows.labels
+    yield "offsets", rows.offsets
+    yield "keys", np.frombuffer("".join(rows.keys).encode("ascii"), np.uint8)
+    if rows.difficulty is not None:
+        yield "difficulty", rows.difficulty
+
+
+def _rows(part: str, array: Callable[[str], np.ndarray[Any, Any] | None]) -> TokenRows:
+    ids, labels, offsets, keys = (array(f"{part}.{name}") for name in ("ids", "labels", "offsets", "keys"))
+    assert ids is not None and labels is not None and offsets is not None and keys is not None
+    text = keys.tobytes().decode("ascii")
+    return TokenRows(
+        ids,
+        labels,
+        offsets,
+        tuple(text[start : start + _KEY_CHARACTERS] for start in range(0, len(text), _KEY_CHARACTERS)),
+        array(f"{part}.difficulty"),
+    )
+
+
+def _state(source: Source) -> str:
+    return tree_state(source.path) if source.type == "python_declarations" else _digest([source.path])
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.name.startswith(_TOKENIZER_FILES) or path.suffix == ".model"
+    )
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+def _make_room(folder: Path) -> None:
+    """Keep all but the newest ``KEPT_ENTRIES - 1``; another process may be at it as well."""
+    entries = sorted(folder.glob("*.corpus"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in entries[KEPT_ENTRIES - 1 :]:
+        path.unlink(missing_ok=True)
