@@ -63,7 +63,20 @@ def locate(base: str, revision: str | None) -> BaseModel:
     return _from_hub(base, revision)
 
 
+_preloaded: dict[tuple[Path, str], PreTrainedTokenizerBase] = {}
+
+
+def preload_tokenizer(base: BaseModel) -> None:
+    """Read a tokenizer that the next :func:`load_tokenizer` of the same base hands out."""
+    _preloaded[base.path, base.revision] = _read_tokenizer(base)
+
+
 def load_tokenizer(base: BaseModel) -> PreTrainedTokenizerBase:
+    """The base's fast tokenizer. Raises ConfigurationError when there is none."""
+    return _preloaded.pop((base.path, base.revision), None) or _read_tokenizer(base)
+
+
+def _read_tokenizer(base: BaseModel) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(base.path), local_files_only=True)
     except Exception as error:
