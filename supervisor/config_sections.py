@@ -6,13 +6,23 @@ The field descriptions end up in the JSON schema, which editors show while one t
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 TRIM_RETENTION = "trim_retention"
-DEFAULT_LADDER = (TRIM_RETENTION, "halve_micro_batch", "shorten_sequence", "switch_model")
+WAIT_FOR_FOREIGN_VRAM = "wait_for_foreign_vram"
+DEFAULT_LADDER = (
+    TRIM_RETENTION,
+    WAIT_FOR_FOREIGN_VRAM,
+    "expandable_segments",
+    "halve_micro_batch",
+    "checkpoint_activations",
+    "paged_optimizer",
+    "shorten_sequence",
+    "switch_model",
+)
 
 
 class Section(BaseModel):
@@ -25,11 +35,20 @@ class Limits(Section):
     """When to try again and when to stop."""
 
     max_attempts: int = Field(5, ge=1)
-    """Attempts that may fail before the supervisor gives up; the first one counts."""
+    """Attempts that may fail before the supervisor gives up; the first one counts. A later one that got a tenth of the
+    planned steps further does not count, but in all there are never more than 2 x max_attempts - 1."""
+    max_hours: float = Field(48.0, gt=0)
+    """Hours that the run may take in all, over all continuations. A longer estimate is refused before launch, at the
+    wall the run is stopped with a checkpoint; --authorize-hours allows more."""
+    hang_seconds: float = Field(600.0, gt=0)
+    """Seconds without a sign of life after which a training trainer counts as hung, and is ended and restarted. Other
+    phases have a multiple of it (saving and loading 3x, compiling 6x); a phase that has been silent for longer before
+    gets four times that."""
     stop_grace_seconds: float = Field(120.0, gt=0)
     """Seconds that the trainer has for its checkpoint after a stop request, before it is killed."""
     backoff_seconds: float = Field(2.0, ge=0)
-    """Pause before the second attempt, in seconds; it doubles with every further failure in a row."""
+    """Pause before the next attempt, in seconds; it doubles with every further failure in a row. There is none after
+    the first failure in a row when its attempt had got ahead and nothing outside the trainer has to recover."""
     backoff_max_seconds: float = Field(60.0, ge=0)
     """The longest pause between two attempts, in seconds."""
 
@@ -43,14 +62,50 @@ class Limits(Section):
         return self
 
 
+Relievable = Literal[
+    "cuda_oom", "cuda_oom_foreign", "oom_at_load", "host_oom", "shm_full", "disk_full", "too_many_files", "nan_loss",
+    "hang", "native_crash", "worker_killed", "nccl_error", "network", "gpu_lost", "completed_early", "unknown",
+]  # fmt: skip
+"""Kinds of failure that a rung of the user's own may answer: all but a mistake of the user's and somebody's wish."""
+
+
+class CustomRung(Section):
+    """A rung of your own: keys of this configuration that are set when it is taken, once."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")
+    """What it is called in events, status and report."""
+    set: dict[str, Any] = Field(min_length=1)
+    """Dotted keys and their new values, such as `train.max_length: 512`."""
+    helps: tuple[Relievable, ...] = Field(min_length=1)
+    """The kinds of failure that it is taken for."""
+    price: str = Field(min_length=1)
+    """What it costs, one sentence; it is announced before the rung is taken and stands in the report."""
+    lossless: bool = False
+    """Say that it changes neither what is learnt nor from what."""
+    new_lineage: bool = False
+    """Start again from step 0 beside the old checkpoints, as another base model has to."""
+
+
+def _branch(value: Any) -> str:
+    return "own" if isinstance(value, dict | CustomRung) else "known"
+
+
+LadderEntry = Annotated[
+    Annotated[str, Tag("known")] | Annotated[CustomRung, Tag("own")],
+    Discriminator(_branch),
+]
+
+
 class ReliefSettings(Section):
     """What may be changed, and in which order, when a run fails for want of memory or disk."""
 
-    ladder: tuple[str, ...] = DEFAULT_LADDER
-    """Rungs that may be taken, mildest first. A rung that isn't listed is never taken; an empty list
-    means no relief."""
+    ladder: tuple[LadderEntry, ...] = DEFAULT_LADDER
+    """Rungs that may be taken, mildest first: names, or mappings that make up a rung of your own. A rung that isn't
+    listed is never taken; an empty list means no relief."""
     strict_order: bool = False
     """Take the rungs literally in the order given, instead of only those that help with the failure."""
+    foreign_wait_minutes: float = Field(30.0, ge=0)
+    """Minutes to wait for GPU memory that somebody else holds before lossless relief is taken; 0: not at all."""
     seq_len_rungs: tuple[Annotated[int, Field(ge=16)], ...] = Field(
         (4096, 3072, 2048, 1536, 1024, 768, 512), min_length=1
     )
@@ -62,6 +117,15 @@ class ReliefSettings(Section):
             raise ValueError("seq_len_rungs must fall from each number to the next; sort them, longest first")
         return self
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names of the ladder's rungs."""
+        return tuple(entry if isinstance(entry, str) else entry.name for entry in self.ladder)
+
+    @property
+    def own_rungs(self) -> tuple[CustomRung, ...]:
+        return tuple(entry for entry in self.ladder if isinstance(entry, CustomRung))
+
 
 class CheckpointSettings(Section):
     """How often to save and how much to keep."""
@@ -70,6 +134,9 @@ class CheckpointSettings(Section):
     """Optimiser steps between two checkpoints."""
     keep: int = Field(3, ge=1)
     """Checkpoints kept, the newest ones; the best one is kept as well."""
+    snapshot: str = Field("auto", pattern=r"^(auto|off|/[^\x00]*)$")
+    """Where the state after every optimiser step goes, so that a crash costs no more than one step: `auto` is
+    /dev/shm, another folder in memory may be named, `off` means nowhere."""
 
 
 class NotifySettings(Section):
@@ -77,13 +144,15 @@ class NotifySettings(Section):
 
     command: tuple[str, ...] = ()
     """A program and its arguments; it gets the event as JSON on its standard input. Empty: nobody is told."""
-    on: tuple[Literal["completed", "gave_up", "stopped", "degraded"], ...] = (
+    on: tuple[Literal["completed", "gave_up", "stopped", "degraded", "time_wall"], ...] = (
         "completed",
         "gave_up",
         "stopped",
         "degraded",
+        "time_wall",
     )
-    """Which events are told: outcomes, and `degraded` for each relief that isn't lossless."""
+    """Which events are told: outcomes, `degraded` for each relief that isn't lossless, and `time_wall` when it shows
+    that the run will not end within limits.max_hours."""
 
 
 Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -97,6 +166,9 @@ class LaunchSettings(Section):
     """Python interpreter of the trainer, a path or a name on PATH. Unset: the supervisor's own."""
     env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Argument] = Field(default_factory=dict)
     """Environment variables of the trainer, added to the supervisor's own."""
+    standby: Literal["auto", "off"] = "auto"
+    """Keep a second trainer process ready, everything imported, that takes over when the first one dies. It takes about
+    0.6 GiB of memory but no GPU memory; `auto` does without when less than 1.25 GiB are free."""
 
 
 class SupervisorSections(Section):

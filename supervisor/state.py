@@ -20,7 +20,11 @@ class Outcome(enum.StrEnum):
 
 
 class ReliefTaken(msgspec.Struct, frozen=True):
-    """A rung as applied: before attempt ``attempt``, because of ``kind``, with its patches."""
+    """A rung as applied: before attempt ``attempt``, because of ``kind``, with its patches.
+
+    ``answers``: the root cause and place of the failure, see relief/ledger.py. ``in_vain``: it was waited for something
+    that did not come.
+    """
 
     attempt: int
     rung: str
@@ -30,6 +34,8 @@ class ReliefTaken(msgspec.Struct, frozen=True):
     patches: dict[str, Any]
     accepts: tuple[str, ...] = ()
     new_lineage: bool = False
+    answers: str = ""
+    in_vain: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -44,6 +50,9 @@ class Failure(msgspec.Struct, frozen=True):
     lineage: int = 1
     resumed_step: int | None = None
     """The step of the checkpoint that the attempt resumed from, None when it began at step 0."""
+    verified_step: int = 0
+    """The newest verified checkpoint of the lineage when the attempt had ended, 0 without one."""
+    planned_steps: int = 0
 
 
 class RunState(msgspec.Struct, kw_only=True):
@@ -54,6 +63,8 @@ class RunState(msgspec.Struct, kw_only=True):
     max_attempts: int
     attempts_before: int = 0
     """Attempts of earlier `mens-sup run` calls; the cap counts from here."""
+    settled: int = 0
+    """The last attempt whose end is entered here; a later one was still going on when this was written."""
     lineage: int = 1
     step: int = 0
     planned_steps: int = 0
@@ -71,6 +82,17 @@ class RunState(msgspec.Struct, kw_only=True):
     """Why the run ended as it did, one paragraph."""
     supervisor_pid: int = 0
     trainer_pid: int = 0
+    trainer_start: int = 0
+    """When that process started, in clock ticks since boot: with ``boot_id`` it tells it from a later namesake."""
+    boot_id: str = ""
+    beat_gaps: dict[str, float] = {}
+    """The longest time between two heartbeats so far, in seconds, by phase."""
+    seconds_used: float = 0.0
+    """Of supervision so far, over all `mens-sup run` calls: attempts, pauses and waits."""
+    authorized_hours: float | None = None
+    """Hours in all that were allowed on the command line beyond limits.max_hours."""
+    seconds_per_step: float | None = None
+    """As last measured in this lineage, evaluations and saves included."""
     started: float = 0.0
     updated: float = 0.0
 

@@ -22,12 +22,16 @@ from supervisor.protocol.attempt import (
 )
 from supervisor.protocol.lock import FileLock, LockHeldError
 from supervisor.protocol.paths import RunPaths
+from supervisor.protocol.standby import await_job
 from trainer.base_names import is_local
 from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
 from trainer.reporting import Reporter
+from trainer.stacks import show_stacks
+from trainer.warm import OFFLINE, get_ready, start_afresh_if_imported_otherwise
 
 
 def main() -> int:
+    await_job(get_ready)
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
         print(f"{SPEC_VARIABLE} is not set; start trainings with: mens-sup run CONFIG", file=sys.stderr)  # noqa: T201
@@ -38,6 +42,7 @@ def main() -> int:
     try:
         lock.acquire()
         reporter = Reporter(spec)
+        show_stacks(paths.attempt(spec.attempt).stacks)
     except LockHeldError as error:
         _say(f"another trainer (process {error.owner}) works on {paths.root}")
         return EXIT_CODES[ExitKind.PROGRAM_ERROR]
@@ -69,7 +74,8 @@ def _attempt(spec: AttemptSpec, reporter: Reporter) -> ExitReport:
         sections, document = read_effective(Path(spec.effective_config))
         if is_local(sections.model.base):
             # Read by huggingface_hub at import: nothing here may wait for a network that isn't needed.
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+            os.environ.setdefault(OFFLINE, "1")
+        start_afresh_if_imported_otherwise()
         from trainer.run import run_attempt
 
         return run_attempt(sections, document, spec, reporter)

@@ -5,34 +5,58 @@ from __future__ import annotations
 import hashlib
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from supervisor.diagnosis.foreign_gpu import blamed
+from supervisor.diagnosis.gpu_memory import is_foreign, read_gpu_memory
 from supervisor.diagnosis.kernel_log import read_kernel_log
 from supervisor.diagnosis.kinds import FACTS, FailureKind, observed
+from supervisor.diagnosis.loglines import read_lines
+from supervisor.diagnosis.progress import read_progress
 from supervisor.diagnosis.weigh import Candidate, Weighed, signal_name, weigh
 from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
 from supervisor.protocol.heartbeat import Heartbeat
 from supervisor.redact import hide_secrets
+from supervisor.sensors.holders import holders_text
 from supervisor.sensors.snapshot import Snapshot
 
 EVIDENCE_LINES = 12
 CAUSE_CHARACTERS = 500
 OTHERS = 3
+_TELLS_ENOUGH = 0.5
+"""The least score of a log's words that is believed when the exit status is not known."""
 PLANNED_FIGURES = ("steps", "tokens", "rows")
 
 
 @dataclass(frozen=True)
+class Hang:
+    """The trainer had to be ended because it stopped making progress at ``step`` in ``phase`` (empty: unknown).
+
+    ``lines``: where it stood, for people.
+    """
+
+    cause: str
+    step: int
+    phase: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What is known about an ended attempt. At most one of ``exit_code`` and ``signal`` is set.
+    """What is known about an ended attempt. At most one of ``exit_code`` and ``signal`` is set; neither where nobody
+    saw how it ended: not our child, or it ended while no supervisor lived.
 
     ``stderr_tail``: the log or its end. ``stop_requested``: we asked it to stop. ``killed_by_us``: the last
     resort that we used. ``resumed_step``: where the attempt started. ``final_verified``: the checkpoint
     of the planned step is there and good. ``kernel_log``: the kernel's lines of that time, None when unread.
     ``oom_kills``: by which the control group's counter rose, None when unknown. ``first_hand``: a supervised
     attempt, whose trainer speaks our protocol and whose end we saw; False for somebody's log.
-    ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end.
+    ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end. ``bare``: a
+    supervised program that need not speak our protocol: what it leaves unsaid is unknown, its exit codes are its own.
+    ``hang``: why we ended it without having been asked to.
     """
 
     report: ExitReport | None
@@ -48,6 +72,13 @@ class Evidence:
     oom_kills: int | None = None
     first_hand: bool = True
     snapshots: tuple[Snapshot, ...] = ()
+    bare: bool = False
+    hang: Hang | None = None
+
+    @property
+    def unseen(self) -> bool:
+        """A supervised attempt whose exit status nobody could tell us."""
+        return self.first_hand and self.exit_code is None and self.signal is None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -82,7 +113,7 @@ class _Verdict:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Trust, in this order: the trainer's own report, signal and counters, the kernel's log, the text."""
-    verdict = _verdict(evidence)
+    verdict = _whose_gpu_memory(_verdict(evidence), evidence)
     step, where = _place(evidence)
     facts = FACTS[verdict.kind]
     # A report brings its own evidence, or needs none; without one the log is all there is.
@@ -115,13 +146,21 @@ def fingerprint(kind: FailureKind, cause: str) -> str:
 
 
 def _verdict(evidence: Evidence) -> _Verdict:
-    if evidence.report is not None:
+    done = evidence.report is not None and evidence.report.kind is ExitKind.COMPLETED
+    if evidence.hang is not None and not done:
+        # What it reported afterwards (interrupted, as a rule) is our doing.
+        return _Verdict(FailureKind.HANG, 0.9, evidence.hang.cause, evidence.hang.lines)
+    if evidence.bare and (verdict := _bare_end(evidence)) is not None:
+        return verdict
+    if evidence.report is not None and not _outlived(evidence, evidence.report):
         return _from_report(evidence, evidence.report)
     if evidence.signal is not None and evidence.stop_requested:
         name = signal_name(evidence.signal)
         how = "it did not react in time and was killed" if evidence.killed_by_us else f"it ended by {name}"
         return _Verdict(FailureKind.INTERRUPTED, 1.0, f"The trainer was asked to stop; {how}.")
-    if evidence.first_hand and evidence.exit_code in _KIND_OF_CODE:
+    if evidence.unseen and not evidence.bare:
+        return _from_unseen_end(evidence)
+    if evidence.first_hand and not evidence.bare and evidence.exit_code in _KIND_OF_CODE:
         kind = observed(_KIND_OF_CODE[evidence.exit_code])
         return _Verdict(
             kind, 0.8, f"The trainer ended with exit code {evidence.exit_code} ({kind.value}) and left no report."
@@ -137,9 +176,63 @@ def _from_report(evidence: Evidence, report: ExitReport) -> _Verdict:
     return _Verdict(observed(report.kind), 0.95, report.message, report.evidence)
 
 
+_ON_ITS_WORD = (
+    "The command ended with exit code 0. That is its own word: its planned steps are not known here, so nobody checked "
+    "that all of them were done."
+)
+
+
+def _bare_end(evidence: Evidence) -> _Verdict | None:
+    """Asked to stop, a program that reports nothing has stopped, whatever its exit code is."""
+    if evidence.report is None and evidence.stop_requested and evidence.exit_code is not None:
+        cause = f"The command was asked to stop; it ended with exit code {evidence.exit_code}."
+        return _Verdict(FailureKind.INTERRUPTED, 1.0, cause)
+    return None
+
+
+def _outlived(evidence: Evidence, report: ExitReport) -> bool:
+    """Did a program go on after the training that its report calls completed, and fail then?"""
+    failed = evidence.signal is not None or evidence.exit_code not in (0, None)
+    return evidence.bare and failed and report.kind is ExitKind.COMPLETED
+
+
+def _bare_completion(report: ExitReport) -> _Verdict:
+    """Planned steps are to be done ones; tokens and rows only where the program counts them."""
+    figures = [name for name in PLANNED_FIGURES if name == "steps" or name in report.planned]
+    if short := unfulfilled(report, figures):
+        cause = f"The command says completed, but {'; '.join(short)}."
+        return _Verdict(FailureKind.COMPLETED_EARLY, 1.0, cause, report.evidence)
+    unknown = [name for name in PLANNED_FIGURES if name not in figures]
+    not_told = f" Planned {' and '.join(unknown)} are not known here." if unknown else ""
+    return _Verdict(FailureKind.COMPLETED, 0.95, f"All planned {', '.join(figures)} are done.{not_told}")
+
+
+_LOADING_PHASES = ("starting", "loading")
+
+
+def _whose_gpu_memory(verdict: _Verdict, evidence: Evidence) -> _Verdict:
+    """Full GPU memory is somebody else's doing when the sensors or the figures of the message say so."""
+    if verdict.kind not in (FailureKind.CUDA_OOM, FailureKind.OOM_AT_LOAD, FailureKind.CUDA_OOM_FOREIGN):
+        return verdict
+    also = tuple(kind for kind in (verdict.kind, *verdict.also) if kind is not FailureKind.CUDA_OOM_FOREIGN)
+    if holders := blamed(verdict.cause, evidence.snapshots):
+        cause = f"{holders_text(holders)}, which the trainer lacked. {verdict.cause}"
+        return replace(verdict, kind=FailureKind.CUDA_OOM_FOREIGN, cause=cause, also=also)
+    report = evidence.report
+    if report is None or verdict.kind is not FailureKind.CUDA_OOM:
+        return verdict
+    if is_foreign(read_gpu_memory(verdict.cause)):
+        return replace(verdict, kind=FailureKind.CUDA_OOM_FOREIGN, also=also)
+    if report.phase in _LOADING_PHASES:
+        return replace(verdict, kind=FailureKind.OOM_AT_LOAD, also=(FailureKind.CUDA_OOM,))
+    return verdict
+
+
 def _completion(evidence: Evidence, report: ExitReport) -> _Verdict:
+    if evidence.bare:
+        return _bare_completion(report)
     short = unfulfilled(report)
-    if evidence.signal is not None or evidence.exit_code != 0:
+    if not evidence.unseen and (evidence.signal is not None or evidence.exit_code != 0):
         ended = f"signal {evidence.signal}" if evidence.signal is not None else f"exit code {evidence.exit_code}"
         if not short and evidence.final_verified:
             return _Verdict(
@@ -155,10 +248,10 @@ def _completion(evidence: Evidence, report: ExitReport) -> _Verdict:
     )
 
 
-def unfulfilled(report: ExitReport) -> list[str]:
+def unfulfilled(report: ExitReport, figures: Sequence[str] = PLANNED_FIGURES) -> list[str]:
     """What of the plan was not done; a figure that was not reported is not done either."""
     problems = []
-    for name in PLANNED_FIGURES:
+    for name in figures:
         planned, done = report.planned.get(name), report.done.get(name)
         if planned is None or done is None:
             problems.append(f"it does not say how many {name} were planned and done")
@@ -203,6 +296,30 @@ def _from_signs(evidence: Evidence) -> _Verdict:
     )
 
 
+def _from_unseen_end(evidence: Evidence) -> _Verdict:
+    """Neither a report nor a status: what the log and the kernel tell, trusted less, or nothing but the silence.
+
+    A Python program that fails by itself leaves a report or at least a traceback, so silence speaks for SIGKILL.
+    """
+    if evidence.stop_requested:
+        return _Verdict(FailureKind.INTERRUPTED, 0.7, "The trainer was asked to stop; how it ended was not seen.")
+    if evidence.oom_kills:
+        return _Verdict(
+            FailureKind.HOST_OOM, 0.7, "The kernel killed a process of the trainer's control group for want of memory."
+        )
+    kernel = None if evidence.kernel_log is None else read_kernel_log(evidence.kernel_log)
+    found = weigh(evidence.stderr_tail, None, None, kernel, first_hand=True)
+    if found.best is not None and found.best.score >= _TELLS_ENOUGH:
+        confidence = min(0.7, _confidence(found.best, found))
+        return _Verdict(
+            found.best.kind, confidence, _told(found.best), _lines(found.best, found), _also(found), summary=True
+        )
+    cause = "The trainer ended without a report, and how it ended was not seen; that is what SIGKILL looks like."
+    return _Verdict(
+        FailureKind.KILLED, 0.4, cause, found.last_lines, (FailureKind.NATIVE_CRASH, FailureKind.HOST_OOM)
+    )
+
+
 def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
     """Completed or completed early; None when an error ended the program or nothing tells how it ended."""
     progress = found.progress
@@ -224,6 +341,12 @@ def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
             else "It ended without a single step."
         )
         return _Verdict(FailureKind.COMPLETED_EARLY, 0.85, cause, found.last_lines, (FailureKind.COMPLETED,))
+    if found.ending.code == 0 and evidence.bare:
+        beat = evidence.heartbeat
+        if beat is not None and beat.step < beat.planned_steps:
+            cause = f"The command ended with exit code 0 after {beat.step} of {beat.planned_steps} planned steps."
+            return _Verdict(FailureKind.COMPLETED_EARLY, 0.9, cause, found.last_lines)
+        return _Verdict(FailureKind.COMPLETED, 0.6, _ON_ITS_WORD)
     if found.ending.code == 0 and evidence.first_hand:
         return _Verdict(
             FailureKind.COMPLETED_EARLY, 0.9, "The trainer ended with exit code 0 but left no report that it completed."
@@ -301,8 +424,13 @@ def _last_lines(tail: str) -> tuple[str, ...]:
 def _place(evidence: Evidence) -> tuple[int, str]:
     beat = evidence.heartbeat
     report = evidence.report
+    if (hang := evidence.hang) is not None and hang.phase:  # however far it came while it was being ended
+        return max(hang.step, evidence.resumed_step), f"at step {hang.step} while {hang.phase.replace('_', ' ')}"
     step = max(report.step if report else 0, beat.step if beat else 0, evidence.resumed_step)
     phase = (report.phase if report else "") or (beat.phase.name.lower() if beat else "")
+    if beat is None and report is None and evidence.bare:
+        step = max(step, read_progress(read_lines(evidence.stderr_tail)).done)
+        return step, f"at step {step} by its log" if step else "at a step that is not known"
     if beat is None and report is None:
         return step, "before its first heartbeat"
     return step, f"at step {step}" + (f" while {phase.replace('_', ' ')}" if phase else "")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended: exactly one of the two is set."""
+    """How a process ended: one of the two is set, or none when nobody could tell us (it was not our child)."""
 
     code: int | None
     signal: int | None
 
     def __str__(self) -> str:
         if self.signal is None:
-            return f"exit code {self.code}"
+            return "exit status unknown" if self.code is None else f"exit code {self.code}"
         try:
             return f"signal {signal.Signals(self.signal).name}"
         except ValueError:
@@ -65,9 +65,18 @@ def kill_group(group: int) -> None:
         return
 
 
-def spawn_trainer(command: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> TrainerProcess:
+def spawn_trainer(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    *,
+    folder: Path | None = None,
+    inherited: Sequence[int] = (),
+) -> TrainerProcess:
     """Run ``command`` detached from our terminal and session, its output going straight to files.
 
+    ``folder``: where it runs, None for our own folder. ``inherited``: descriptors that it gets besides.
     Raises OSError when the program cannot be started or a log cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -83,6 +92,8 @@ def spawn_trainer(command: Sequence[str], environment: Mapping[str, str], stdout
                 stderr=err,
                 start_new_session=True,
                 close_fds=True,
+                cwd=folder,
+                pass_fds=inherited,
             )
         finally:
             os.close(err)

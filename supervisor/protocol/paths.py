@@ -39,6 +39,11 @@ class AttemptPaths:
         return self.root / "exit.json"
 
     @property
+    def stacks(self) -> Path:
+        """Where the trainer shows the stacks of its threads when asked; there only if it can."""
+        return self.root / "stacks.txt"
+
+    @property
     def diagnosis(self) -> Path:
         return self.root / "diagnosis.json"
 

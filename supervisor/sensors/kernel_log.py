@@ -57,6 +57,17 @@ def _seconds(prefix: re.Match[str]) -> float | None:
     return float(value) if value else None
 
 
+def past_events(since: float, path: Path = Path("/dev/kmsg")) -> tuple[KernelEvent, ...] | Unknown:
+    """What the kernel still has in its log from ``since`` (seconds since boot) on; nothing without a time of its own."""
+    log = KernelLog(path)
+    log.restart(from_start=True)
+    found = log.read()
+    log.close()
+    if isinstance(found, Unknown):
+        return found
+    return tuple(event for event in found if event.seconds is not None and event.seconds >= since)
+
+
 class KernelLog:
     """Follows /dev/kmsg from the moment of :meth:`restart`, without ever waiting for it."""
 
@@ -66,13 +77,13 @@ class KernelLog:
         self._problem: Unknown | None = Unknown("the kernel log has not been opened yet")
         self._events: list[KernelEvent] = []
 
-    def restart(self) -> None:
-        """Forget what was found; from now on only new lines count."""
+    def restart(self, *, from_start: bool = False) -> None:
+        """Forget what was found; from now on only new lines count, or with ``from_start`` all that the kernel has."""
         self.close()
         self._events = []
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
+            os.lseek(self._fd, 0, os.SEEK_SET if from_start else os.SEEK_END)
         except OSError as error:
             self.close()
             self._problem = Unknown(f"the kernel log cannot be read: {error.strerror}")

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from supervisor.checkpoints import CheckpointInfo
-from supervisor.diagnosis.diagnose import Evidence
+from supervisor.diagnosis.diagnose import Evidence, Hang
 from supervisor.diagnosis.evidence import log_tail
+from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, reap_group
 from supervisor.process.signals import SignalQueue
-from supervisor.process.spawn import ExitStatus, TrainerProcess, spawn_trainer
+from supervisor.process.spawn import ExitStatus
 from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
 from supervisor.protocol.atomic import fsync_directory, write_atomic
-from supervisor.protocol.attempt import SPEC_VARIABLE, AttemptSpec, read_exit_report, write_spec
+from supervisor.protocol.attempt import AttemptSpec, read_exit_report, write_spec
 from supervisor.protocol.heartbeat import read_heartbeat
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.sensors.history import kernel_lines, oom_kills
 from supervisor.sensors.snapshot import Snapshot
 from supervisor.supervise.follow import Follower
+from supervisor.supervise.foreign import foreign_kind, start_foreign
+from supervisor.supervise.hang_watch import HangWatch
 from supervisor.supervise.opening import Run
+from supervisor.supervise.snapshots import fresh_home
+from supervisor.supervise.spare import Spare, trainer_environment
+from supervisor.supervise.taking_up import remember_trainer
+from supervisor.supervise.time_wall import TimeWall
 from supervisor.yaml_source import render_yaml
 
 TICK_SECONDS = 0.5
@@ -37,18 +42,31 @@ class Ended:
     stop_requested: bool
     killed_by_us: bool
     leftovers: int
+    hang: Hang | None = None
 
 
 class StopRequest:
     """Whether somebody asked the supervisor to stop; a second SIGINT means at once."""
 
-    def __init__(self, signals: SignalQueue) -> None:
+    def __init__(self, signals: SignalQueue, wall: TimeWall) -> None:
         self._signals = signals
+        self._wall = wall
+        self._at_wall = False
         self._received: list[int] = []
 
     def poll(self) -> bool:
         self._received += self._signals.take()
-        return bool(self._received)
+        self._at_wall = self._wall.reached() or self._at_wall
+        return bool(self._received) or self._at_wall
+
+    @property
+    def by_wall(self) -> bool:
+        """The run's time is used up, and nobody asked besides."""
+        return self._at_wall and not self._received
+
+    @property
+    def reason(self) -> str:
+        return "The run's hours are used up" if self.by_wall else f"{self.name} received"
 
     @property
     def hurry(self) -> bool:
@@ -76,6 +94,7 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
             resume_from=str(resume.path) if resume else None,
             save_steps=config.own.checkpoint.save_steps,
             accepted_changes=_still_accepted(run, resume),
+            snapshots=None if foreign_kind(run) else fresh_home(run),
         ),
     )
     fsync_directory(run.paths.attempts)
@@ -90,22 +109,16 @@ def _still_accepted(run: Run, resume: CheckpointInfo | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for key, since in accepted if writer < since))
 
 
-def launch(run: Run, paths: AttemptPaths) -> TrainerProcess:
+def launch(run: Run, paths: AttemptPaths, spare: Spare) -> RunningTrainer:
     """Start the attempt's trainer. Raises OSError when the program cannot be started."""
-    config = run.config
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        **config.own.launch.env,
-        SPEC_VARIABLE: str(paths.spec),
-    }
-    command = [config.own.launch.python or sys.executable, *run.kind.command(config.sections)]
-    return spawn_trainer(command, environment, paths.stdout, paths.stderr)
+    if (foreign := foreign_kind(run)) is not None:
+        return start_foreign(run, foreign, paths, trainer_environment(run, paths.spec))
+    return spare.launch(paths)
 
 
 def watch(
     run: Run,
-    process: TrainerProcess,
+    process: RunningTrainer,
     follower: Follower,
     signals: SignalQueue,
     stop: StopRequest,
@@ -118,14 +131,18 @@ def watch(
     """
     plan = StopPlan(run.config.own.limits.stop_grace_seconds)
     stopper: Stopper | None = None
+    asked, hang, hangs = False, None, HangWatch(run)
     try:
-        run.state.trainer_pid = process.pid
+        remember_trainer(run.state, process.pid)
         run.journal.save()
         follower.began(process.pid)
         while not process.ended():
-            if stop.poll() and stopper is None:
-                stopper = Stopper(plan, time.monotonic())
-                run.journal.event("stop_requested", f"{stop.name} received: {_stopping(stop.name)}")
+            if stopper is None and (hang := hangs.tick(process)) is not None:
+                stopper = Stopper(hangs.plan, time.monotonic())
+            if stop.poll() and not asked:
+                asked = True
+                stopper = stopper or Stopper(plan, time.monotonic())
+                run.journal.event("stop_requested", f"{stop.reason}: {_stopping(stop.name)}")
             if stopper is not None:
                 _press(process, stopper, stop.hurry)
             follower.tick()
@@ -140,9 +157,10 @@ def watch(
     follower.tick(last=True)
     return Ended(
         ended[0],
-        stop_requested=stopper is not None,
+        stop_requested=asked,
         killed_by_us=stopper is not None and stopper.sent is signal.SIGKILL,
         leftovers=ended[1],
+        hang=hang,
     )
 
 
@@ -151,24 +169,25 @@ def _stopping(name: str) -> str:
     return f"asking the trainer to save and stop{again}"
 
 
-def _press(process: TrainerProcess, stopper: Stopper, hurry: bool) -> None:
+def _press(process: RunningTrainer, stopper: Stopper, hurry: bool) -> None:
     number = stopper.next_signal(time.monotonic(), hurry)
     if number is signal.SIGKILL:
         process.kill_group()
     elif number is not None:
         process.send(number)
+        process.send(signal.SIGCONT)  # a stopped process heeds a signal only when it goes on
     if stopper.stuck(time.monotonic()):
         raise StuckProcessError(process.pid)
 
 
-def _stop_without_following(process: TrainerProcess, stopper: Stopper, signals: SignalQueue, stop: StopRequest) -> None:
+def _stop_without_following(process: RunningTrainer, stopper: Stopper, signals: SignalQueue, stop: StopRequest) -> None:
     while not process.ended():
         stop.poll()
         _press(process, stopper, stop.hurry)
         signals.wait(TICK_SECONDS, [process.pidfd])
 
 
-def _clear(run: Run, process: TrainerProcess) -> tuple[ExitStatus, int]:
+def _clear(run: Run, process: RunningTrainer) -> tuple[ExitStatus, int]:
     """End and reap everything of an ended trainer; its group first, while its pid is still its own."""
     process.kill_group()
     status = process.reap()
@@ -196,6 +215,7 @@ def collect_evidence(
         heartbeat=read_heartbeat(paths.heartbeat),
         stop_requested=ended.stop_requested,
         killed_by_us=ended.killed_by_us,
+        hang=ended.hang,
         resumed_step=resumed_step,
         final_verified=planned is not None and final_verified(planned),
         kernel_log=kernel_lines(snapshots),

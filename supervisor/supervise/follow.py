@@ -6,6 +6,8 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import msgspec
+
 from supervisor.checkpoints import (
     CheckpointInfo,
     best_checkpoint,
@@ -19,7 +21,9 @@ from supervisor.checkpoints import (
 )
 from supervisor.protocol.events import Event, EventReader
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
+from supervisor.protocol.manifest import read_manifest
 from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
+from supervisor.supervise.foreign import quarantine_folder, shown_place
 from supervisor.supervise.opening import Run
 from supervisor.supervise.sensing import Sensing
 
@@ -34,16 +38,21 @@ def needed_bytes(infos: Collection[CheckpointInfo]) -> int:
 
 
 class Follower:
-    """Keeps the run's state up to date from what one trainer writes. ``good``: the verified checkpoints so far."""
+    """Keeps the run's state up to date from what one trainer writes.
 
-    def __init__(self, run: Run, good: Sequence[CheckpointInfo], sensing: Sensing) -> None:
+    ``good``: the verified checkpoints so far. ``offset``: where to begin in the event log; None: at its end.
+    """
+
+    def __init__(
+        self, run: Run, good: Sequence[CheckpointInfo], sensing: Sensing, offset: int | None = None
+    ) -> None:
         self.run = run
         self._sensing = sensing
         self._keep = run.config.own.checkpoint.keep
         self._paths = run.paths.attempt(run.state.attempt)
         self._folder = run.paths.checkpoints(run.state.lineage)
         size = run.paths.events.stat().st_size if run.paths.events.exists() else 0
-        self._reader = EventReader(run.paths.events, offset=size)
+        self._reader = EventReader(run.paths.events, offset=size if offset is None else offset)
         self._seen_mtime = 0
         self._known = {info.path: info for info in good}
         self._disk_checked = 0.0
@@ -87,6 +96,11 @@ class Follower:
             if event.source == "trainer" and event.attempt == self.run.state.attempt:
                 take_facts(self.run, event)
 
+    def take_in(self) -> None:
+        """The supervisor itself has added a checkpoint."""
+        self._take_checkpoints(look_anyway=True)
+        self.run.journal.save()
+
     def _take_checkpoints(self, look_anyway: bool) -> bool:
         """Verify new checkpoints, apply retention; True when there was one. Cheap when nothing is new."""
         try:
@@ -96,17 +110,28 @@ class Follower:
         if mtime == self._seen_mtime and not look_anyway:
             return False
         self._seen_mtime = mtime
-        new = [path for path in checkpoint_folders(self._folder) if path not in self._known]
+        new = [path for path in checkpoint_folders(self._folder) if path not in self._known or self._rated(path)]
         for path in new:
             info = inspect_checkpoint(path)
             if info.good:
+                if path not in self._known:
+                    self._accept(info)
                 self._known[path] = info
-                self._accept(info)
             else:
+                self._known.pop(path, None)
                 quarantine(self.run, info.path, info.step, info.faults)
         if new:
             apply_retention(self.run, self._known)
         return bool(new)
+
+    def _rated(self, path: Path) -> bool:
+        """Has an evaluation been made up for that belongs to this known checkpoint?"""
+        if self._known[path].eval_loss is not None:
+            return False
+        try:
+            return read_manifest(path).eval_loss is not None
+        except (OSError, msgspec.DecodeError):
+            return False  # no manifest any more, or no whole one: the next launch verifies it
 
     def _accept(self, info: CheckpointInfo) -> None:
         state = self.run.state
@@ -152,8 +177,8 @@ def take_facts(run: Run, event: Event) -> None:
 
 def quarantine(run: Run, path: Path, step: int, faults: Sequence[object]) -> None:
     """Move a bad checkpoint aside and say so, naming every file and what is wrong with it."""
-    moved = quarantine_checkpoint(path, run.paths.quarantine(run.state.lineage))
-    place = moved.relative_to(run.paths.root).as_posix()
+    moved = quarantine_checkpoint(path, quarantine_folder(run, path))
+    place = shown_place(run, moved)
     named = [str(fault) for fault in faults]
     run.journal.event(
         "checkpoint_quarantined",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from supervisor.protocol.events import EventLog
@@ -29,13 +30,23 @@ class Journal:
         self.state = state
         self.full = False
         self._log = EventLog(paths.events, "supervisor")
+        self._left_out: dict[str, str | None] = {}
         self._waiting: list[tuple[str, str, int | None, int, dict[str, Any]]] = []
         self._written_at = 0.0
 
     def event(self, kind: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
         """Append an event of the present attempt."""
+        if kind in self._left_out and self._left_out.pop(kind) in (message, None):
+            return
         self._waiting.append((kind, message, step, self.state.attempt, data))
         self._flush()
+
+    def leave_out(self, kinds: Mapping[str, str | None]) -> None:
+        """Do not write the next event of each of these kinds: its message, or any (None), is in the log already.
+
+        A supervisor that died between an event and the state that belongs to it leaves such work to its successor.
+        """
+        self._left_out = dict(kinds)
 
     def save(self, *, force: bool = True) -> None:
         """Write state.json now, or with ``force=False`` only if the last time is 2 seconds ago."""

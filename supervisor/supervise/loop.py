@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,27 +27,44 @@ from supervisor.jobs import Relief
 from supervisor.notify import notify
 from supervisor.process.leftovers import subreaper
 from supervisor.process.signals import SignalQueue
+from supervisor.process.spawn import ExitStatus
 from supervisor.process.stop import StopPlan, StuckProcessError
 from supervisor.protocol.atomic import remove_staging, write_atomic
-from supervisor.protocol.events import read_events
+from supervisor.protocol.paths import AttemptPaths
 from supervisor.redact import shown_value
 from supervisor.relief.effective import taken
-from supervisor.relief.policy import Decision, PolicyInput, Relaunch, StepBack, Stop, decide
+from supervisor.relief.ledger import forgiven, place
+from supervisor.relief.policy import Decision, PolicyInput, Relaunch, StepBack, Stop, WaitForGpu, decide
 from supervisor.relief.retention import plan_trim
 from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
 from supervisor.state import Failure, Outcome
 from supervisor.supervise.attempt import (
     TICK_SECONDS,
+    Ended,
     StopRequest,
     collect_evidence,
     launch,
     prepare_attempt,
     watch,
 )
-from supervisor.supervise.follow import Follower, apply_retention, needed_bytes, quarantine, take_facts, update_best
+from supervisor.supervise.follow import Follower, apply_retention, needed_bytes, quarantine, update_best
+from supervisor.supervise.foreign import foreign_kind, inspect_checkpoints, quarantine_folder, shown_place, watched
+from supervisor.supervise.gpu_wait import GpuWait
 from supervisor.supervise.opening import Run, RunRefused, RunRequest, open_run, unusable
 from supervisor.supervise.sensing import Sensing
+from supervisor.supervise.snapshots import drop_snapshots, end_snapshots, rescue, with_snapshot
+from supervisor.supervise.spare import Spare
 from supervisor.supervise.stray import end_stray_trainer
+from supervisor.supervise.taking_up import (
+    Past,
+    Unfinished,
+    find_unfinished,
+    kernel_words,
+    known_checkpoints,
+    not_again,
+    read_past,
+)
+from supervisor.supervise.time_wall import TimeWall
 
 
 def supervise(request: RunRequest, on_tick: Callable[[], None]) -> Outcome:
@@ -60,17 +77,20 @@ def supervise(request: RunRequest, on_tick: Callable[[], None]) -> Outcome:
         if run.state.outcome is Outcome.COMPLETED:
             _check_completed(run)
             return Outcome.COMPLETED
-        for event in read_events(run.paths.events):
-            if event.source == "trainer":
-                take_facts(run, event)
+        past = read_past(run)
         environment = {**os.environ, **run.config.own.launch.env}
-        with closing(Sensing(run.paths, run.journal, environment)) as sensing:
-            return _Loop(run, signals, on_tick, sensing).until_over()
+        with (
+            closing(Sensing(run.paths, run.journal, environment)) as sensing,
+            closing(Spare(run, sensing, signals)) as spare,
+        ):
+            return _Loop(run, signals, spare.beside(on_tick), sensing, past, spare).until_over()
 
 
 def _check_completed(run: Run) -> None:
     """A completed run is one whose last checkpoint still verifies; a lost ``final`` link is made again."""
     state, paths = run.state, run.paths
+    if foreign_kind(run) is not None:
+        return  # what it left behind is its own business
     last = paths.checkpoint(state.planned_steps, state.lineage)
     if not last.is_dir():
         problem = "is gone"
@@ -99,25 +119,40 @@ class _Prepared:
 
 
 class _Loop:
-    def __init__(self, run: Run, signals: SignalQueue, on_tick: Callable[[], None], sensing: Sensing) -> None:
+    def __init__(
+        self, run: Run, signals: SignalQueue, on_tick: Callable[[], None], sensing: Sensing, past: Past, spare: Spare
+    ) -> None:
         self.run = run
+        self.past = past
         self.signals = signals
-        self.stop = StopRequest(signals)
+        self.wall = TimeWall(run, self._tell)
+        self.stop = StopRequest(signals, self.wall)
         self.on_tick = on_tick
         self.sensing = sensing
-        self.launches = 0
+        self.gpu_wait = GpuWait(run, sensing, signals, self.stop, on_tick)
+        self.spare = spare
         self.resumed_step: int | None = None
+
+    @property
+    def launches(self) -> int:
+        """The attempts that count, those of a supervisor that died among them."""
+        return self.run.state.attempt - self.run.state.attempts_before
+
+    def _launches_allowed(self) -> int:
+        state = self.run.state
+        return state.max_attempts + forgiven(state.failures, state.attempts_before + 1, state.max_attempts)
 
     def until_over(self) -> Outcome:
         run = self.run
+        self.wall.announce()
         try:
-            end_stray_trainer(run, self.signals, StopPlan(run.config.own.limits.stop_grace_seconds))
-            while True:
-                decision = self._attempt()
-                if isinstance(decision, Stop):
-                    return self._finish(decision)
-                self._act(decision)
-                self._pause(decision.wait_seconds)
+            decision = self._take_up()
+            while not isinstance(decision, Stop):
+                if decision is not None:
+                    self._act(decision)
+                    self._pause(decision.wait_seconds)
+                decision = self.gpu_wait.for_our_dead() or self._attempt()
+            return self._finish(decision)
         except StuckProcessError as error:
             return self._finish(Stop(Outcome.GAVE_UP, str(error)))
         except RunRefused:
@@ -132,6 +167,59 @@ class _Loop:
             self._finish(Stop(Outcome.GAVE_UP, f"The supervisor itself failed: {type(error).__name__}: {error}"))
             raise
 
+    def _take_up(self) -> Decision | None:
+        """Go on with the attempt that a supervisor which died left behind; None when the next one is due."""
+        run, state = self.run, self.run.state
+        run.journal.leave_out(not_again(run, self.past))
+        left = find_unfinished(run)
+        if left is None or left.process is None:
+            end_stray_trainer(run, self.signals, StopPlan(run.config.own.limits.stop_grace_seconds))
+        if left is None:
+            return None
+        self.resumed_step = left.resumed_step
+        asked = "stop_requested" in self.past.said
+        follower = Follower(run, known_checkpoints(run, self.past), self.sensing, self.past.offset)
+        self.wall.add_unobserved(alive=left.process is not None)
+        if left.process is not None:
+            message = f"process {left.process.pid}, the trainer of attempt {state.attempt}, lives; watching on"
+            run.journal.event("adopted", message, pid=left.process.pid)
+            ended = watch(run, watched(run, left.process), follower, self.signals, self.stop, self.on_tick)
+            return self._conclude(left, ended, follower, asked=asked)
+        run.journal.event("ended_unseen", f"the trainer of attempt {state.attempt} ended while no supervisor lived")
+        follower.tick(last=True)
+        # The configuration was changed and the trainer ended for it: no failure either.
+        asked = asked or not run.adoptable
+        unseen = Ended(ExitStatus(None, None), stop_requested=False, killed_by_us=False, leftovers=0)
+        return self._conclude(left, unseen, follower, asked=asked)
+
+    def _conclude(self, left: Unfinished, ended: Ended, follower: Follower, *, asked: bool) -> Decision | None:
+        """The end of an attempt that was taken up. ``asked``: a supervisor before us had asked its trainer to stop."""
+        run = self.run
+        rescue(run, follower)
+        evidence = self._evidence(left.paths, ended)
+        if left.process is None:
+            evidence = replace(evidence, kernel_log=kernel_words(run, left.paths), oom_kills=None, snapshots=())
+        evidence = replace(evidence, stop_requested=asked or ended.stop_requested)
+        found = left.diagnosis or diagnose(evidence)
+        self._record(found, evidence, str(ended.status), ended.leftovers)
+        over = asked and found.kind is FailureKind.INTERRUPTED and not ended.stop_requested
+        decision = None if over else self._decide(found, follower.good, stop_requested=ended.stop_requested)
+        if run.taken_over and isinstance(decision, Stop) and decision.outcome not in (
+            Outcome.COMPLETED, Outcome.STOPPED,
+        ):  # fmt: skip
+            decision = None  # whoever changed the configuration means to go on
+        if decision is None:
+            self._settle()
+        return decision
+
+    def _evidence(self, paths: AttemptPaths, ended: Ended) -> Evidence:
+        snapshots = self.sensing.snapshots
+        evidence = collect_evidence(paths, ended, self.resumed_step or 0, self._final_verified, snapshots)
+        evidence = replace(evidence, bare=foreign_kind(self.run) is not None)
+        if evidence.report is not None:
+            self.run.state.planned_steps = evidence.report.planned.get("steps", self.run.state.planned_steps)
+        return evidence
+
     def _attempt(self) -> Decision:
         """Observe and diagnose one attempt, from the choice of its checkpoint to the decision after it."""
         run, state = self.run, self.run.state
@@ -143,7 +231,6 @@ class _Loop:
         if self.stop.poll():
             return Stop(Outcome.STOPPED, "Stopped on request before the next attempt.")
         state.attempt += 1
-        self.launches += 1
         paths = prepare_attempt(run, prepared.resume)
         self.resumed_step = prepared.resume.step if prepared.resume else None
         state.step = prepared.resume.step if prepared.resume else 0
@@ -153,21 +240,20 @@ class _Loop:
         follower = Follower(run, prepared.good, self.sensing)
         run.journal.event(
             "attempt_started",
-            f"attempt {state.attempt} starts {where} (launch {self.launches} of at most {state.max_attempts})",
+            f"attempt {state.attempt} starts {where} (launch {self.launches} of at most {self._launches_allowed()})",
             step=state.step,
         )
         try:
-            process = launch(run, paths)
+            process = launch(run, paths, self.spare)
         except (FileNotFoundError, PermissionError) as error:
             return Stop(
                 Outcome.GAVE_UP,
-                f"The trainer cannot be started: {error.strerror} ({error.filename}). Correct launch.python and run "
-                "again.",
+                f"The trainer cannot be started: {error.strerror} ({error.filename}). Correct launch.python or the "
+                "command and run again.",
             )
         ended = watch(run, process, follower, self.signals, self.stop, self.on_tick)
-        evidence = collect_evidence(paths, ended, self.resumed_step or 0, self._final_verified, self.sensing.snapshots)
-        if evidence.report is not None:
-            state.planned_steps = evidence.report.planned.get("steps", state.planned_steps)
+        rescue(run, follower)
+        evidence = self._evidence(paths, ended)
         found = diagnose(evidence)
         self._record(found, evidence, str(ended.status), ended.leftovers)
         return self._decide(found, follower.good, stop_requested=ended.stop_requested)
@@ -180,25 +266,27 @@ class _Loop:
             if removed := remove_staging(place):
                 run.journal.event("staging_removed", f"half-written leftovers removed: {', '.join(removed)}")
         existed = ever_saved(run.paths, state.lineage) or state.last_checkpoint is not None
-        infos = inspect_lineage(folder)
+        infos = inspect_checkpoints(run)
         for info in infos:
             if not info.good:
                 quarantine(run, info.path, info.step, info.faults)
         good = tuple(info for info in infos if info.good)
+        good = with_snapshot(run, good)
         update_best(run, good)
         if best_checkpoint(good) is None:
             state.best_checkpoint = None
             run.paths.best.unlink(missing_ok=True)
         if good:
-            state.last_checkpoint = good[-1].path.relative_to(run.paths.root).as_posix()
+            state.last_checkpoint = shown_place(run, good[-1].path)
             return _Prepared(good[-1], good)
         if existed:
+            folder = infos[-1].path.parent if infos else folder
             return Stop(
                 Outcome.GAVE_UP,
                 f"No trustworthy checkpoint is left in {folder}, although there were some: the bad ones are in "
-                f"{run.paths.quarantine(state.lineage)}, the reason for each stands in {run.paths.events.name}. A run "
-                "never starts from zero again by itself. Restore a good checkpoint from a backup into that folder, or "
-                "start again on purpose with a new --run-dir.",
+                f"{quarantine_folder(run, folder / 'any')}, the reason for each stands in {run.paths.events.name}. A "
+                "run never starts from zero again by itself. Restore a good checkpoint from a backup into that folder, "
+                "or start again on purpose with a new --run-dir.",
             )
         state.last_checkpoint = None
         return _Prepared(None, ())
@@ -261,30 +349,36 @@ class _Loop:
         """Ask the policy and enter the failure into the ledger. ``foreseen``: no attempt was made."""
         run, state = self.run, self.run.state
         config = run.config
-        decision = decide(
-            PolicyInput(
-                diagnosis=found,
-                attempt=state.attempt,
-                first_attempt=state.attempts_before + 1,
-                launches=self.launches,
-                max_attempts=state.max_attempts,
-                lineage=state.lineage,
-                resumed_step=self.resumed_step,
-                older_good=any(info.step < (self.resumed_step or 0) for info in good),
-                document=config.document,
-                facts=run.facts,
-                ladder=config.own.relief.ladder,
-                strict_order=config.own.relief.strict_order and not foreseen,
-                rungs=run.rungs,
-                trim=self._trim(good),
-                failures=tuple(state.failures),
-                relief=tuple(state.relief),
-                backoff_seconds=config.own.limits.backoff_seconds,
-                backoff_max_seconds=config.own.limits.backoff_max_seconds,
-                room=self._room(good) if found.kind is FailureKind.DISK_FULL else "",
-                stop_requested=stop_requested or self.stop.poll(),
-            )
+        verified_step = max((info.step for info in good), default=0)
+        given = PolicyInput(
+            diagnosis=found,
+            attempt=state.attempt,
+            first_attempt=state.attempts_before + 1,
+            launches=self.launches,
+            max_attempts=state.max_attempts,
+            lineage=state.lineage,
+            resumed_step=self.resumed_step,
+            older_good=any(info.step < (self.resumed_step or 0) for info in good),
+            document=config.document,
+            facts=run.facts,
+            ladder=config.own.relief.order,
+            strict_order=config.own.relief.strict_order and not foreseen,
+            rungs=run.rungs,
+            trim=self._trim(good),
+            failures=tuple(state.failures),
+            relief=tuple(state.relief),
+            backoff_seconds=config.own.limits.backoff_seconds,
+            backoff_max_seconds=config.own.limits.backoff_max_seconds,
+            room=self._room(good) if found.kind is FailureKind.DISK_FULL else "",
+            stop_requested=stop_requested or self.stop.poll(),
+            verified_step=verified_step,
+            planned_steps=state.planned_steps,
+            foreign=self.gpu_wait.holders(found),
+            foreign_wait_seconds=60 * config.own.relief.foreign_wait_minutes,
         )
+        decision = decide(given)
+        if isinstance(decision, WaitForGpu):
+            decision = self.gpu_wait.then_decide(given, decision)
         asked = stop_requested and found.kind is FailureKind.INTERRUPTED
         if found.kind is not FailureKind.COMPLETED and not asked:
             state.failures.append(
@@ -297,11 +391,15 @@ class _Loop:
                     time=time.time(),
                     lineage=state.lineage,
                     resumed_step=self.resumed_step,
+                    verified_step=verified_step,
+                    planned_steps=state.planned_steps,
                 )
             )
         return decision
 
     def _trim(self, good: Sequence[CheckpointInfo]) -> Relief | None:
+        if foreign_kind(self.run) is not None:
+            return None  # its checkpoints are its own
         best, final = best_checkpoint(good), linked_checkpoint(self.run.paths.final)
         keep = self.run.config.own.checkpoint.keep
         return plan_trim(good, keep, best.path if best else None, [final] if final else [])
@@ -318,17 +416,27 @@ class _Loop:
         run, state = self.run, self.run.state
         run.journal.event("relaunch", decision.reason, wait_seconds=decision.wait_seconds)
         if isinstance(decision, StepBack):
-            good = [info for info in inspect_lineage(run.paths.checkpoints(state.lineage)) if info.good]
-            for info in good[-1:]:
-                quarantine(run, info.path, info.step, [f"its digests are right, but {decision.fault}"])
+            drop_snapshots(run)
+            for info in inspect_checkpoints(run):
+                # Only the one that was resumed from: a supervisor that died here may have moved it already.
+                if info.good and info.step == self.resumed_step:
+                    looks = "its digests are right" if info.manifest else "its files look whole"
+                    quarantine(run, info.path, info.step, [f"{looks}, but {decision.fault}"])
         elif decision.relief is not None:
             self._apply(decision.relief)
-        run.journal.save()
+        self._settle()
+
+    def _settle(self) -> None:
+        """The attempt's end is entered: from here on a supervisor that dies leaves nothing of it to be done again."""
+        self.run.state.settled = self.run.state.attempt
+        self.run.journal.leave_out({})
+        self.run.journal.save()
 
     def _apply(self, relief: Relief) -> None:
         """Announce a rung with its price, then apply it."""
         run, state = self.run, self.run.state
-        why = state.failures[-1].kind if state.failures else ""
+        last = state.failures[-1] if state.failures else None
+        why, answers = (last.kind, place(last.fingerprint, last.step)) if last else ("", "")
         message = f"{relief.rung}: {relief.price}"
         if relief.new_lineage:
             message += f" (the checkpoints so far stay in {run.paths.checkpoints(state.lineage)})"
@@ -336,11 +444,14 @@ class _Loop:
             patch.key: [shown_value(patch.key, value) for value in (patch.old, patch.new)] for patch in relief.patches
         }
         run.journal.event("relief", message, rung=relief.rung, lossless=relief.lossless, changes=changes)
-        state.relief.append(taken(relief, state.attempt + 1, why))
+        state.relief.append(taken(relief, state.attempt + 1, why, answers))
         if relief.new_lineage:
             state.lineage += 1
             state.step = state.tokens_seen = 0
+            state.seconds_per_step = None
             state.last_checkpoint = state.best_checkpoint = None
+        self._settle()  # before anything is deleted for it: the decision must not be made a second time without that
+        if relief.new_lineage:
             run.paths.best.unlink(missing_ok=True)
         known = {info.path: info for info in inspect_lineage(run.paths.checkpoints(state.lineage)) if info.good}
         apply_retention(run, known)
@@ -354,10 +465,24 @@ class _Loop:
             self.on_tick()
             self.signals.wait(min(left, TICK_SECONDS))
 
+    def _at_the_wall(self) -> Stop:
+        """The run's hours are used up: entered like any other failure, so that status and report name it."""
+        run, state = self.run, self.run.state
+        cause = "The hours that the run may take are used up."
+        kind = FailureKind.TIME_LIMIT
+        state.failures.append(
+            Failure(state.attempt, kind.value, state.step, cause, fingerprint(kind, cause), time.time(), state.lineage)
+        )
+        run.journal.event("failure", f"{kind.value} at step {state.step}: {cause}", step=state.step, failure=kind.value)
+        return Stop(Outcome.GAVE_UP, self.wall.explanation())
+
     def _finish(self, stop: Stop) -> Outcome:
         run, state = self.run, self.run.state
+        if stop.outcome is Outcome.STOPPED and self.stop.by_wall:
+            stop = self._at_the_wall()
+        self.wall.remember()
         explanation = stop.explanation
-        if stop.outcome is Outcome.COMPLETED:
+        if stop.outcome is Outcome.COMPLETED and foreign_kind(run) is None:
             final = run.paths.checkpoint(state.planned_steps, state.lineage)
             link_checkpoint(run.paths.final, final)
             state.last_checkpoint = final.relative_to(run.paths.root).as_posix()
@@ -365,8 +490,10 @@ class _Loop:
         elif stop.outcome is Outcome.STOPPED:
             after = f"goes on from {state.last_checkpoint}" if state.last_checkpoint else "starts from step 0"
             explanation = f"{explanation} `mens-sup run --run-dir {shlex.quote(str(run.paths.root))}` {after}."
+        end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
         state.outcome = stop.outcome
         state.explanation = explanation
+        state.settled = state.attempt
         run.journal.event("outcome", explanation, step=state.step, outcome=stop.outcome.value)
         run.journal.use_reserve()
         self._tell("gave_up" if stop.outcome is Outcome.FAILED_CONFIG else stop.outcome.value, explanation)

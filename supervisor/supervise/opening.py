@@ -19,9 +19,11 @@ from supervisor.protocol.atomic import write_atomic
 from supervisor.protocol.lock import FileLock, LockHeldError
 from supervisor.protocol.paths import RunPaths
 from supervisor.redact import shown_value
+from supervisor.relief.custom import own_rungs
 from supervisor.relief.effective import effective_document
 from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
 from supervisor.state import Outcome, ReliefTaken, RunState, read_state
+from supervisor.supervise.hours import forecast_before_launch, refusal
 from supervisor.supervise.journal import Journal
 from supervisor.yaml_source import read_yaml, render_yaml
 
@@ -35,13 +37,15 @@ class RunRequest:
     """What `mens-sup run` was asked. ``config`` None continues ``run_dir`` as it is.
 
     ``max_attempts`` None takes limits.max_attempts. ``accept_changes``: dotted keys whose new value
-    is taken over although the run began with another one.
+    is taken over although the run began with another one. ``authorize_hours``: may be used in all, beyond
+    limits.max_hours.
     """
 
     config: LoadedConfig | None
     run_dir: Path
     max_attempts: int | None = None
     accept_changes: tuple[str, ...] = ()
+    authorize_hours: float | None = None
 
 
 @dataclass
@@ -54,6 +58,14 @@ class Run:
     state: RunState
     journal: Journal
     facts: dict[str, Any] = field(default_factory=dict)
+    left_at: float = 0.0
+    """When a supervisor was last at work on it, Unix seconds; 0 for a new run."""
+    cut_short: bool = False
+    """The supervisor before us died at work, so that what it was doing may be half done."""
+    taken_over: bool = False
+    """Somebody has changed the configuration on continuing: what failed before is no reason to stop now."""
+    adoptable: bool = True
+    """The configuration of a trainer that may still live is the one that was asked for."""
 
     @property
     def config(self) -> LoadedConfig:
@@ -63,7 +75,8 @@ class Run:
 
     @property
     def rungs(self) -> dict[str, Rung]:
-        return dict(self.kind.rungs)
+        """The rungs of the kind of job and the user's own."""
+        return {**self.kind.rungs, **own_rungs(self.config.own.relief.own_rungs, self.state.relief)}
 
 
 @contextmanager
@@ -133,6 +146,13 @@ def _check_place(paths: RunPaths, request: RunRequest) -> None:
             f"{paths.root} is no run directory (no run.yaml) but holds {', '.join(sorted(strangers)[:3])}. "
             "Choose an empty or new --run-dir."
         )
+    _check_hours(RunState(id="", kind="", max_attempts=0, authorized_hours=request.authorize_hours), request.config)
+
+
+def _check_hours(state: RunState, config: LoadedConfig) -> None:
+    forecast = forecast_before_launch(state, config)
+    if forecast.over:
+        raise RunRefused(refusal(forecast))
 
 
 def _create(paths: RunPaths, request: RunRequest) -> Run:
@@ -146,6 +166,7 @@ def _create(paths: RunPaths, request: RunRequest) -> Run:
         id=paths.root.name,
         kind=config.kind.name,
         max_attempts=request.max_attempts or config.own.limits.max_attempts,
+        authorized_hours=request.authorize_hours,
         supervisor_pid=os.getpid(),
         started=time.time(),
     )
@@ -171,11 +192,23 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
         run.journal.event("already_completed", f"run {state.id} is completed already; there is nothing left to do")
         return run
     changes = _take_over(run, request) if request.config else []
+    run.left_at = state.updated
+    state.authorized_hours = request.authorize_hours or state.authorized_hours
+    if state.outcome is not Outcome.RUNNING:  # else a trainer may live, which the wall has to stop
+        _check_hours(state, run.config)
     run.journal.hold_reserve()
+    state.attempt = max(state.attempt, _highest_attempt(paths))
+    state.settled = max(state.settled, *(failure.attempt for failure in state.failures), 0)
+    run.cut_short = state.outcome is Outcome.RUNNING
+    if not run.cut_short:
+        state.settled = state.attempt
+    run.taken_over = bool(changes or request.accept_changes)
+    run.adoptable = all(any(_covers(name, patch.key) for name in OPERATIONAL) for patch in changes)
+    if run.taken_over or not run.cut_short:
+        # Whom a supervisor left by dying goes on with the attempts that it had.
+        state.attempts_before = state.settled
     state.outcome = Outcome.RUNNING
     state.explanation = ""
-    state.attempt = max(state.attempt, _highest_attempt(paths))
-    state.attempts_before = state.attempt
     state.accepted_changes.update(dict.fromkeys(request.accept_changes, state.attempt + 1))
     state.max_attempts = request.max_attempts or run.config.own.limits.max_attempts
     state.supervisor_pid = os.getpid()

@@ -50,11 +50,14 @@ def final_adapter(run_dir: Path) -> bytes:
     return (run_dir / "final" / "adapter.bin").read_bytes()
 
 
-def start_supervisor(config_file: Path, run_dir: Path, *options: str) -> subprocess.Popen[bytes]:
-    """`mens-sup run` in a process of its own, its output in RUN_DIR.log."""
+def start_supervisor(
+    config_file: Path, run_dir: Path, *options: str, dies_at: str | None = None
+) -> subprocess.Popen[bytes]:
+    """`mens-sup run` in a process of its own, its output in RUN_DIR.log. ``dies_at``: see dying_supervisor.py."""
     stand_ins = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": stand_ins}
-    command = [sys.executable, "-m", "supervisor.cli", "run", str(config_file), "--run-dir", str(run_dir), "--no-live"]
+    environment = {**os.environ, "PYTHONPATH": stand_ins, **({"MENS_DIES_AT": dies_at} if dies_at else {})}
+    module = "dying_supervisor" if dies_at else "supervisor.cli"
+    command = [sys.executable, "-m", module, "run", str(config_file), "--run-dir", str(run_dir), "--no-live"]
     with open(run_dir.with_suffix(".log"), "ab") as log:
         return subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
 

@@ -10,10 +10,13 @@ whether a resumed run is the one that was never interrupted.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import hashlib
+import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -34,8 +37,9 @@ from supervisor.protocol.attempt import (
 from supervisor.protocol.events import EventLog
 from supervisor.protocol.heartbeat import HeartbeatWriter, Phase
 from supervisor.protocol.lock import FileLock
-from supervisor.protocol.manifest import FORMAT_VERSION, Manifest, digest_tree, write_manifest
+from supervisor.protocol.manifest import FORMAT_VERSION, FileRecord, Manifest, digest_tree, write_manifest
 from supervisor.protocol.paths import RunPaths
+from supervisor.protocol.snapshot import SLOTS, Seal, break_seal, seal, sealed_file
 
 TOKENS_PER_STEP = 100
 ROWS_PER_STEP = 8
@@ -61,6 +65,7 @@ class Trainer:
         self.adapter = hashlib.sha256(self.config["model"]["base"].encode()).digest()
         self.stopping = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        faulthandler.register(signal.SIGUSR1, open(self.attempt.stacks, "ab", buffering=0))  # noqa: SIM115
 
     def run(self) -> ExitReport:
         self.heartbeat.beat(Phase.LOADING, 0, self.planned)
@@ -79,7 +84,9 @@ class Trainer:
             self.adapter = hashlib.sha256(self.adapter + self.step.to_bytes(8, "little")).digest()
             self.heartbeat.beat(Phase.TRAINING, self.step)
             self.events.append("progress", step=self.step, tokens_seen=self.step * TOKENS_PER_STEP)
-            if self.step % self.spec.save_steps == 0 or self.step == self.planned:
+            if self.config["train"]["snapshots"] and self.spec.snapshots is not None:
+                self._snapshot(Path(self.spec.snapshots) / SLOTS[self.step % 2])
+            if self._save_due():
                 self._save()
         return self._report(ExitKind.COMPLETED, "all planned steps are done")
 
@@ -87,35 +94,54 @@ class Trainer:
         self.step = self.resumed_from = int(checkpoint.name.removeprefix("step-"))
         self.adapter = (checkpoint / "adapter.bin").read_bytes()[:32]
 
+    def _save_due(self) -> bool:
+        return self.step % self.spec.save_steps == 0 or self.step == self.planned
+
+    def _contents(self) -> dict[str, bytes]:
+        copies: int = self.config["train"]["adapter_bytes"] // 32
+        return {"adapter.bin": self.adapter * copies, "optimizer.bin": self.adapter}
+
+    def _snapshot(self, slot: Path) -> None:
+        slot.mkdir(exist_ok=True)
+        break_seal(slot)
+        for name, data in self._contents().items():
+            (slot / name).write_bytes(data)
+        files = {name: sealed_file(data) for name, data in self._contents().items()}
+        seal(slot, Seal(self._manifest({}, interim=not self._save_due()), files))
+
     def _save(self) -> None:
         final = self.paths.checkpoint(self.step, self.spec.lineage)
         if final.exists():
             return
         self.heartbeat.beat(Phase.SAVING)
+        for fault in self.config["faults"]:
+            if fault["do"] == "save_fill" and self._struck(fault, self.step):
+                _fill(Path(fault["file"]), fault["leave"])
         with staged_directory(final) as folder:
-            (folder / "adapter.bin").write_bytes(self.adapter * (self.config["train"]["adapter_bytes"] // 32))
-            (folder / "optimizer.bin").write_bytes(self.adapter)
+            for name, data in self._contents().items():
+                (folder / name).write_bytes(data)
             self._faults_in_save(folder)
-            write_manifest(
-                folder,
-                Manifest(
-                    format_version=FORMAT_VERSION,
-                    step=self.step,
-                    planned_steps=self.planned,
-                    tokens_seen=self.step * TOKENS_PER_STEP,
-                    rows_seen=self.step * ROWS_PER_STEP,
-                    epoch=self.step / self.planned,
-                    attempt=self.spec.attempt,
-                    lineage=self.spec.lineage,
-                    created=time.time(),
-                    finite=True,
-                    files=digest_tree(folder),
-                    identity={"base": self.config["model"]["base"]},
-                    versions={},
-                    eval_loss=abs(self.step - 6) + 1.0,
-                ),
-            )
+            write_manifest(folder, self._manifest(digest_tree(folder)))
         self.events.append("checkpoint", step=self.step)
+
+    def _manifest(self, files: dict[str, FileRecord], interim: bool = False) -> Manifest:
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            step=self.step,
+            planned_steps=self.planned,
+            tokens_seen=self.step * TOKENS_PER_STEP,
+            rows_seen=self.step * ROWS_PER_STEP,
+            epoch=self.step / self.planned,
+            attempt=self.spec.attempt,
+            lineage=self.spec.lineage,
+            created=time.time(),
+            finite=True,
+            files=files,
+            identity={"base": self.config["model"]["base"]},
+            versions={},
+            eval_loss=None if interim else abs(self.step - 6) + 1.0,
+            interim=interim,
+        )
 
     def _struck(self, fault: dict[str, Any], step: int) -> bool:
         return (
@@ -133,6 +159,11 @@ class Trainer:
         for fault in self.config["faults"]:
             if fault["do"] == "save_kill9" and self._struck(fault, self.step):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if fault["do"] == "save_sleep" and self._struck(fault, self.step):
+                time.sleep(fault["seconds"])
+            if fault["do"] == "save_wait" and self._struck(fault, self.step):
+                while not Path(fault["file"]).exists():
+                    time.sleep(0.02)
             if fault["do"] == "save_enospc" and self._struck(fault, self.step):
                 raise OSError(28, "No space left on device", str(folder))
 
@@ -168,6 +199,18 @@ class Trainer:
         elif what == "wait_for_file":
             while not Path(fault["file"]).exists():
                 time.sleep(0.02)
+        elif what == "sleep":
+            if "phase" in fault:
+                self.heartbeat.beat(Phase[fault["phase"].upper()])
+            time.sleep(fault["seconds"])
+        elif what == "deadlock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        elif what == "spin":
+            sum(itertools.repeat(0))  # in C, holding the interpreter's lock for ever
+        elif what == "stop_self":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif what == "hang":
             while not self.stopping or fault.get("deaf", False):
                 time.sleep(0.05)
@@ -191,6 +234,13 @@ class Trainer:
 
 def _figures(steps: int) -> dict[str, int]:
     return {"steps": steps, "tokens": steps * TOKENS_PER_STEP, "rows": steps * ROWS_PER_STEP}
+
+
+def _fill(file: Path, leave: int) -> None:
+    """Somebody else's file, which leaves ``leave`` bytes free on its disk."""
+    figures = os.statvfs(file.parent)
+    with open(file, "xb") as stranger:
+        os.posix_fallocate(stranger.fileno(), 0, figures.f_bavail * figures.f_frsize - leave)
 
 
 def _double_fork(pid_file: Path, *, new_session: bool) -> None:

@@ -1,64 +1,17 @@
-import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_runs import alive, config, document, events, final_adapter, run, start_supervisor, state, wait_for
+from scripted_runs import alive, config, events, run, state, wait_for
 
 from supervisor.protocol.lock import lock_holder
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome
 from supervisor.supervise import RunRefused
-from supervisor.yaml_source import render_yaml
 
 HANG = {"at": 4, "do": "hang", "attempt": 1}
 """The first attempt waits after step 3 until it is asked to stop."""
-
-
-class Supervised:
-    """`mens-sup run` in a process of its own, ended with everything below it when the test is over."""
-
-    def __init__(self, place: Path, *faults: dict[str, Any], **sections: dict[str, Any]) -> None:
-        self.place = place / "r"
-        self.paths = RunPaths(self.place)
-        self.file = place / "config.yaml"
-        self.file.write_text(render_yaml(document(*faults, **sections)))
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> subprocess.Popen[bytes]:
-        self.processes.append(start_supervisor(self.file, self.place))
-        return self.processes[-1]
-
-    def trainer_at(self, step: int) -> int:
-        """Wait until the trainer has done ``step``; its pid."""
-        wait_for(lambda: any((event.step or 0) >= step for event in events(self.place, "progress")))
-        holder = lock_holder(self.paths.trainer_lock)
-        assert holder
-        return holder
-
-    @property
-    def log(self) -> str:
-        return self.place.with_suffix(".log").read_text()
-
-
-@pytest.fixture
-def supervised(tmp_path: Path) -> Iterator[Any]:
-    made: list[Supervised] = []
-
-    def make(*faults: dict[str, Any], **sections: dict[str, Any]) -> Supervised:
-        made.append(Supervised(tmp_path, *faults, **sections))
-        return made[-1]
-
-    yield make
-    for one in made:
-        for process in one.processes:
-            process.kill()
-            process.wait()
-        if holder := lock_holder(one.paths.trainer_lock):
-            os.kill(holder, signal.SIGKILL)
 
 
 # proves SUP-9: SIGTERM or SIGINT -> checkpoint at the next step -> exit 3; the same command goes on from there
@@ -117,26 +70,6 @@ def test_no_orphan_of_a_dead_trainer(tmp_path: Path, new_session: bool) -> None:
 def test_a_trainer_stopped_by_somebody_else_goes_on(tmp_path: Path) -> None:
     assert run(config({"at": 5, "do": "sigterm_self", "attempt": 1}), tmp_path / "r") is Outcome.COMPLETED
     assert [failure.kind for failure in state(tmp_path / "r").failures] == ["interrupted"]
-
-
-# proves SUP-10 (the seam): after kill -9 of the supervisor there is never a second trainer, and nothing is lost
-def test_a_killed_supervisor_leaves_one_trainer_to_its_successor(supervised: Any, tmp_path: Path) -> None:
-    assert run(config(), tmp_path / "undisturbed") is Outcome.COMPLETED
-    one = supervised(HANG, checkpoint={"save_steps": 100})
-    first = one.start()
-    trainer = one.trainer_at(3)
-    first.kill()
-    first.wait()
-    assert alive(trainer)
-    assert one.start().wait(60) == 0
-    (stray,) = events(one.place, "stray_trainer")
-    assert stray.data["pid"] == trainer
-    resumed = events(one.place, "attempt_started")[-1]
-    assert resumed.step is not None and resumed.step >= 3
-    assert resumed.time >= events(one.place, "stray_trainer_ended")[0].time
-    assert final_adapter(one.place) == final_adapter(tmp_path / "undisturbed")
-    attempts = [(event.attempt, event.step) for event in events(one.place, "progress")]
-    assert attempts == sorted(attempts)
 
 
 # proves SUP-10: the second supervisor of a live run is refused and disturbs nothing

@@ -1,0 +1,133 @@
+"""Looks out for a trainer that hangs, and notes where it stands before it is ended."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from supervisor.diagnosis.diagnose import Hang
+from supervisor.process.adopted import RunningTrainer
+from supervisor.process.identity import ProcStat, read_stat
+from supervisor.process.leftovers import processes_of
+from supervisor.process.stacks import busy_seconds, capture, kernel_view, main_frames, moved_bytes, state_words
+from supervisor.process.stop import StopPlan
+from supervisor.protocol.heartbeat import Heartbeat, Phase, read_heartbeat
+from supervisor.sensors.disk import FULL_ERRORS
+from supervisor.supervise.foreign import foreign_kind
+from supervisor.supervise.hang import MOVING, HangJudge, Judgement, Look
+from supervisor.supervise.opening import Run
+
+GRACE_SECONDS = 10.0
+"""For a trainer that hangs to save all the same: it may only have been stopped from outside."""
+BUSY_CORES = 0.5
+_STOPPED = frozenset("Tt")
+
+
+class HangWatch:
+    """One attempt's: :meth:`tick` it beside the trainer."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._paths = run.paths.attempt(run.state.attempt)
+        limits = run.config.own.limits
+        self._judge = HangJudge(limits.hang_seconds, run.state.beat_gaps)
+        self._since: tuple[float, float | None] = (time.monotonic(), None)
+        self._told_stopped = False
+        self.plan = StopPlan(min(limits.stop_grace_seconds, GRACE_SECONDS))
+
+    def tick(self, process: RunningTrainer) -> Hang | None:
+        """Look once; a Hang when the trainer is to be ended for it, its stacks noted already."""
+        beat = read_heartbeat(self._paths.heartbeat)
+        if (beat is None or beat.phase is Phase.FINISHED) and foreign_kind(self._run) is not None:
+            return None  # such a program beats while it trains; what it does before and after may take any time
+        pid = _worker(process, beat)
+        moved = moved_bytes(pid) if beat is None or beat.phase in MOVING else None
+        now = time.monotonic()
+        found = self._judge.look(Look(now, time.clock_gettime(time.CLOCK_BOOTTIME), beat, moved))
+        if found.stood_still:
+            self._run.journal.event(
+                "stood_still",
+                f"for {_duration(found.stood_still)} the supervisor did not run (the machine slept, or it was stopped);"
+                " the trainer's silence in that time is not held against it",
+                seconds=round(found.stood_still, 1),
+            )
+        if found.silent == 0.0 or self._since[1] is None:
+            self._since = (now, busy_seconds(pid))
+        stat = read_stat(pid)
+        self._announce_stop(pid, stat, found)
+        return self._hang(process, pid, stat, found, beat) if found.hung else None
+
+    def _announce_stop(self, pid: int, stat: ProcStat | None, found: Judgement) -> None:
+        stopped = stat is not None and stat.state in _STOPPED and found.silent > 0
+        if stopped and not self._told_stopped:
+            self._run.journal.event(
+                "trainer_stopped",
+                f"process {pid}, the trainer, was stopped by a signal; `kill -CONT {pid}` lets it go on. If nobody "
+                f"does, it is ended and restarted after {_duration(found.limit)} of silence",
+                pid=pid,
+            )
+        self._told_stopped = stopped
+
+    def _hang(
+        self, process: RunningTrainer, pid: int, stat: ProcStat | None, found: Judgement, beat: Heartbeat | None
+    ) -> Hang:
+        how, cores = self._how(pid, stat)
+        phase = found.phase.name.lower()
+        where = f"while {phase.replace('_', ' ')}" if beat is not None else "before its first heartbeat"
+        silence = f"silent for {found.silent:.0f} s where {found.limit:.0f} s are allowed"
+        cause = f"It stopped making progress {where}: {silence}; {how}."
+        kernel = [line for line in kernel_view(pid).splitlines() if line.startswith(f"thread {pid} ")]
+        try:
+            others = [other for other in processes_of(self._paths.spec) if other != pid]
+            frames = main_frames(capture([pid, *others], self._paths.stacks))
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise
+            frames = ()
+        shown = tuple(f"in {frame}" for frame in frames) or ("its Python stacks could not be read",)
+        self._run.journal.event(
+            "hang",
+            f"{cause} Where every thread stood is in {self._paths.stacks.relative_to(self._run.paths.root)}; "
+            "it is ended now",
+            step=beat.step if beat is not None else None,
+            phase=phase,
+            silent_seconds=round(found.silent, 1),
+            limit_seconds=round(found.limit, 1),
+            cores=cores,
+            state=stat.state if stat is not None else None,
+        )
+        return Hang(cause, beat.step if beat else 0, phase if beat else "", (*shown, *kernel))
+
+    def _how(self, pid: int, stat: ProcStat | None) -> tuple[str, float | None]:
+        """What it did meanwhile, in words, and the cores that it kept busy; None when that is not known."""
+        since, before = self._since
+        now = busy_seconds(pid)
+        cores = None
+        if now is not None and before is not None and time.monotonic() > since:
+            cores = round((now - before) / (time.monotonic() - since), 2)
+        state = stat.state if stat is not None else ""
+        if state in _STOPPED or state == "D":
+            return f"the process is {state_words(state)}", cores
+        if cores is None:
+            return "whether it was busy is not known", None
+        if cores >= BUSY_CORES:
+            return "it was busy on the CPU all the time", cores
+        return "it slept", cores
+
+
+def _worker(process: RunningTrainer, beat: Heartbeat | None) -> int:
+    """The process that beats: the trainer itself, or one that it launched."""
+    if beat is None or beat.pid == process.pid:
+        return process.pid
+    try:
+        return beat.pid if os.getsid(beat.pid) == process.pid else process.pid
+    except ProcessLookupError:
+        return process.pid
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
