@@ -23,6 +23,8 @@ _TOLD = re.compile(
     r"|exit status|status|code)[:= ]+(?P<code>-?\d+)\b"
     r"|worker died \((?P<worker>-?\d+)\)|Exit code:? (?P<plain>-?\d+)\b|exit code (?P<words>-?\d+)\b"
     r""
+    r"|\bwas sent (?P<sent>SIG(?:KILL|SEGV|BUS|ABRT))\b"
+    r"|\b(?:[Bb]y|BY|[Oo]n|[Rr]eceived) (?:OS )?(?:signal|SIGNAL):? ?'?(?P<by>\d{1,2}\b|SIG[A-Z]+|hangup)"
     r"|signal termination: (?P<lsf>Killed|Terminated|Aborted|Segmentation fault|Bus error)"
     r"|^(?:.*: line \d+: +\d+ |.{0,300}[\]\\|/%] ?)?(?P<shell>Killed|Segmentation fault|Aborted|Bus error|Terminated"
     r"|Illegal instruction|Floating point exception)(?: *\(core dumped\))?(?:\s{2,}.*| +(?:python"
@@ -52,6 +54,10 @@ _SHELL = {
     "floating point exception": signal.SIGFPE,
     "out of memory": signal.SIGKILL,
 }
+
+_HANGUP = {"hangup": "SIGHUP"}
+_ENDING = CRASH_SIGNALS | {signal.SIGKILL, signal.SIGHUP, signal.SIGINT}
+"""What "by signal" may name; SIGTERM is how launchers clear up."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _told(lines: Sequence[Line]) -> tuple[int | None, int]:
         number = signal_of_code(int(found[1]))
         return number, index if number else -1
     for index, line in enumerate(lines):
-        if _FORCED.search(line.text):
+        if _FORCED.search(line.text) or "DataLoader worker" in line.text:
             continue
         found = _TOLD.search(line.text)
         if not found and index + 1 < len(lines) and len(line.text) >= 60:
@@ -131,7 +137,10 @@ def _told(lines: Sequence[Line]) -> tuple[int | None, int]:
 
 def _number(words: dict[str, str]) -> int | None:
     for key, word in words.items():
-        if key in ("name", "spawn"):
+        if key == "by":
+            number = int(word) if word.isdecimal() else getattr(signal, _HANGUP.get(word, word), None)
+            return int(number) if number in _ENDING else None
+        if key in ("name", "spawn", "sent"):
             named: signal.Signals | None = getattr(signal, word, None)
             return int(named) if named is not None else None
         if key in ("shell", "srun", "zsh", "lsf"):

@@ -100,6 +100,7 @@ _PREFIX = re.compile(
     rf"|\[?(?P<level>{_LEVELS})\]?(?: +\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)?(?: \[[\w./\-<>]+:\d+\])?[:|\-]?(?=[\s:]"
     rf"|$)(?: ?\| ?| ?- | ?:[\w.]+:|:|(?<=:) {{1,8}}| )?"
     rf"|\[[\w.\-]+(?:\.[\w\-]+)+:\d+(?::\w+)?\] ?|\[[\w.]+\.py:\d+(?::\w+)?\] ?"
+    rf"|\[(?P<short>[DIWEF])\] +"
     rf"|\[PID:\d+\] ?|\[RANK:\d+\] ?"
     rf"|[\w.\-]{{3,60}} +\| "
     rf"|(?:stderr|stdout): ?"
@@ -109,17 +110,21 @@ _PREFIX = re.compile(
 )
 _WARNING_WORDS = re.compile(
     r"\b\w*Warning\b|\bwarn(?:ing)?\b\s*[:\]]|\bskipp(?:ing|ed)\b|\bretry(?:ing|\b)|\bwill retry\b"
-    r"|\bfall(?:ing)? ?back\b"
-    r"|\bignor(?:e|es|ing|ed)\b|\bdeprecated\b|\bfor (?:faster|better)\b|\brecommend|\bcontinuing\b"
-    r"|\bcaught\b(?! collective)|\brecover(?:ed|ing)\b|^Exception ignored in"
+    r"|\bcaught\b(?! collective)|\brecover(?:ed|ing)\b|^Exception (?:ignored in|in thread)|\bcontinuing\b"
     r"|\bthrown while requesting\b",
     re.IGNORECASE,
 )
+_ADVICE_WORDS = re.compile(
+    r"\bfall(?:ing)? ?back\b|\bignor(?:e|es|ing|ed)\b|\bdeprecated\b|\bfor (?:faster|better)\b|\brecommend",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception): ")
+"""An exception may give advice in its message, and still be one."""
 _ERROR_WORDS = re.compile(
     r"\berror\b|\bfatal\b|\bfailed\b|\bterminate called\b|^\s*what\(\):|\bERR\b|\bpanic|\bKilled\b|\bcritical\b",
     re.IGNORECASE,
 )
-_QUIET_LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "W", "I"})
+_QUIET_LEVELS = frozenset({"DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "W", "I", "D"})
 
 
 def _line(raw: str) -> Line:
@@ -134,7 +139,7 @@ def _line(raw: str) -> Line:
         if not found or not found.end():
             break
         source = found["rank"] or found["actor"] or source
-        word = found["level"] or found["glog"] or found["nccl"] or word
+        word = found["level"] or found["glog"] or found["nccl"] or found["short"] or word
         text = text[found.end() :]
     if text.startswith(" ") and not text.startswith(("  ", " \t")):
         text = text[1:]  # left over by a prefix; only deeper indentation tells something
@@ -142,7 +147,7 @@ def _line(raw: str) -> Line:
 
 
 def _level(word: str, text: str) -> Level:
-    if _WARNING_WORDS.search(text):
+    if _WARNING_WORDS.search(text) or (_ADVICE_WORDS.search(text) and not _EXCEPTION.match(text)):
         return Level.QUIET
     if word:
         return Level.QUIET if word in _QUIET_LEVELS else Level.ERROR

@@ -18,6 +18,7 @@ _BY_TYPE: dict[str, FailureKind] = {
     "KeyboardInterrupt": FailureKind.INTERRUPTED,
     "PermissionError": FailureKind.PERMISSION_DENIED,
     "TemplateError": FailureKind.DATA_ERROR,
+    "UndefinedError": FailureKind.DATA_ERROR,
     "UnicodeDecodeError": FailureKind.DATA_ERROR,
     "JSONDecodeError": FailureKind.DATA_ERROR,
     "ConnectionError": FailureKind.NETWORK,
@@ -42,6 +43,7 @@ _BY_TYPE: dict[str, FailureKind] = {
 _CHECKPOINT_PLACE = re.compile(
     r"load_checkpoint|_load_from_checkpoint|load_from_json|_load_optimizer_and_scheduler|_load_rng_state"
     r"|load_state\b|resume_from"
+    r"|distributed[/\\]checkpoint[/\\]|dist_checkpointing"
     r"|load_state_dict|torch_load|serialization\.py\", line \d+, in _?load|safe_open|load_file|_load_scaler"
 )
 _CHECKPOINT_LOAD = re.compile(
@@ -56,6 +58,12 @@ _DATA_PLACE = re.compile(
     r"|build_dataset|process_example\w*|apply_chat_template|_?pad\w*)\b"
     r"|_utils/(?:fetch|worker|collate)\.py|/data/\w+\.py"
 )
+_DATA_FILE = re.compile(r"\.(?:jsonl|csv|tsv|parquet|arrow|lmdb|tfrecords?|tar|bin|idx|npy|npz|h5|hdf5)\b")
+_SAVE_PLACE = re.compile(
+    r"in (?:_save\w*|save_(?:model|pretrained|checkpoint|state)\w*|_rotate_checkpoints)\b"
+    r"|os\.(?:rename|replace)\(|shutil\.(?:move|rmtree)\("
+)
+_SETTINGS_PLACE = re.compile(r"[/\\](?:\w*config\w*|\w*args|arguments|hparams|settings|deepspeed)\.py\"")
 _COLLATE_PLACE = re.compile(r"_utils/collate\.py|\bin \w*collat\w*\b")
 _ENGINE_PLACE = re.compile(r"vllm_client|(?:sglang|rollout|inference|generation)\w*/\w*(?:client|server|engine)\w*\.py")
 _CONFIG_PLACE = re.compile(
@@ -83,7 +91,7 @@ _FALLBACK_TYPES = frozenset(
 
 _NETWORK_TYPE = re.compile(
     r"Connect(?:ion|or)?(?:Timeout)?(?:Error|Exception)$|(?:API|Read|Write|Pool|Gateway|Request|Server)Timeout(?:Error)?$"
-    r"|^(?:RateLimit|InternalServer|ServiceUnavailable|RemoteProtocol|ServerDisconnected)\w*(?:Error|Exception)$"
+    r"|^(?:Network|RateLimit|InternalServer|ServiceUnavailable|RemoteProtocol|ServerDisconnected)\w*(?:Error|Exception)$"
 )
 
 
@@ -98,8 +106,9 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
     context = raised.context
     if kind := _kind_of_type(raised.type):
         return kind
-    if raised.type == "FileNotFoundError":
-        return FailureKind.DATA_ERROR if _DATA_PLACE.search(context) else FailureKind.CONFIG_ERROR
+    if raised.type == "FileNotFoundError" or "No such file or directory" in raised.message:
+        of_data = _DATA_PLACE.search(context) or _DATA_FILE.search(raised.message)
+        return FailureKind.DATA_ERROR if of_data else FailureKind.CONFIG_ERROR
     tail = context[-6000:]
     if raised.type in ("ValueError", "AssertionError", "NotImplementedError", "TypeError", "KeyError", "OSError"):
         if _CONFIG_PLACE.search(tail[-1200:]) and raised.type != "TypeError":
@@ -130,10 +139,16 @@ _UNREADABLE = frozenset(
 def placed_kind(raised: Raised) -> FailureKind | None:
     """The kind that the place of an exception gives away, whatever its message; None when it doesn't."""
     near = raised.context[-1500:]
+    if raised.type in ("FileNotFoundError", "FileExistsError") and _SAVE_PLACE.search(near):
+        return FailureKind.FILESYSTEM_ERROR
     if raised.type in _CUT_OFF and (raised.type == "BrokenPipeError" or "multiprocess" in near):
         return FailureKind.WORKER_KILLED
     if raised.type in _UNREADABLE and _CHECKPOINT_PLACE.search(near):
         return FailureKind.CHECKPOINT_CORRUPT
+    if raised.type == "JSONDecodeError" and _SETTINGS_PLACE.search(near):
+        return FailureKind.CONFIG_ERROR
+    if raised.message.startswith("Can't get attribute") and ("torch.load(" in near or _CHECKPOINT_PLACE.search(near)):
+        return FailureKind.CHECKPOINT_INCOMPATIBLE
     if raised.type == "KeyError" and "configuration_auto.py" in near:
         return FailureKind.DEPENDENCY_ERROR
     if _kind_of_type(raised.type) is FailureKind.NETWORK and _ENGINE_PLACE.search(raised.context[-6000:]):

@@ -35,9 +35,12 @@ class Raised:
 _TRACEBACK = re.compile(
     r"^\s*(?:\w+ +)?Traceback \(most recent call last\)|^\s*[╭+]?[─-]+ Traceback \(most recent call last\)"
 )
-_TYPED = re.compile(r"^(?:[A-Za-z_]\w*\.){0,8}(?:RayTaskError\()?(?P<type>[A-Z_]\w*?)\)?(?::(?: (?P<message>.*))?)?$")
+_TYPED = re.compile(
+    r"^(?:[A-Za-z_]\w*\.){0,8}(?:RayTaskError\()?(?P<type>[A-Z_]\w*?|error|timeout|gaierror)\)?"
+    r"(?::(?: (?P<message>.*))?)?$"
+)
 _SUFFIX = re.compile(
-    r"(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Expired|NotFound|Empty|Full|Iteration"
+    r"(?:[Ee]rror|[Tt]imeout|Exception|Interrupt|Exit|Failure|Timeout|Abort|Expired|NotFound|Empty|Full|Iteration"
     r"|Died)$"
 )
 _DIRECT = "The above exception was the direct cause of the following exception"
@@ -100,9 +103,10 @@ def _exception(lines: Sequence[Line], index: int, start: int | None, *, loose: b
         return None
     name = match["type"]
     traced = start is not None and index - start <= 2000
-    if name in ("Error", "Exception") and not traced:
+    dotted = "." in text.split(":")[0]
+    if (name.islower() or (name in ("Error", "Exception") and not traced)) and not dotted:
         return None  # "Error: training failed" is a sentence
-    if not _SUFFIX.search(name) and not (traced and index - (start or 0) > 1 and "." in text.split(":")[0]):
+    if not _SUFFIX.search(name) and not (traced and index - (start or 0) > 1 and dotted):
         return None
     if name.endswith("Warning"):
         return None

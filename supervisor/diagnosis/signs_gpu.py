@@ -80,6 +80,7 @@ GPU: tuple[Sign, ...] = (
     sign(
         K.HANG,
         ROOT,
+        r"\bno (?:output|steps?|update|log\w*|batch\w*)\b.{0,25}\b(?:for|in|since|within) (?:the last )?\d+",
         r"DataLoader timed out after|watchdog got stuck|^Timeout \(\d+:\d\d:\d\d\)!",
         r"(?:no|without) (?:any )?(?:progress|heartbeat)s? (?:for|in|since|within|from)\b",
         r"heartbeat.{0,40}(?:timed? ?out|stalled?|stale|lost|stopped|missed)",
@@ -132,5 +133,11 @@ GPU: tuple[Sign, ...] = (
         r"thread .* panicked at|LLVM ERROR|Memory access fault by GPU",
         r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)",
         r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
+    ),
+    sign(K.NATIVE_CRASH, WEAK, r"terminate called after throwing an instance of 'std::"),
+    sign(
+        K.PROGRAM_ERROR,
+        LIKELY,
+        r"terminate called after throwing an instance of 'c10::(?:Index|Value|Type|NotImplemented)Error'",
     ),
 )

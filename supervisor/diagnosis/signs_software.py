@@ -25,6 +25,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"(?:checkpoint|adapter|state.?dict|pretrained).{0,80}(?:vocab(?:ulary)?(?:_size)?"
         r"|rank|shape|hidden).{0,40}mismatch",
         r"shape mismatch.{0,80}(?:checkpoint|load|state)",
+        r"checkpoint (?:contains only|does not contain|doesn't contain|has no|lacks|is missing)\b",
         r"copying a param with shape|You set `?ignore_mismatched_sizes",
         r"Trying to set a tensor of shape .* in \"?\w+\"? \(which has shape",
         r"resume.{0,80}(?:different|does not match|mismatch)|Missing key in checkpoint state_dict",
@@ -129,7 +130,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"All (?:labels|examples|samples|tokens) .{0,40}(?:-100|masked|filtered|truncated)",
         r"no labels?\b.{0,30}(?:left|remain)|NonMatching(?:Splits|Checksum)\w*|ExpectedMore\w+",
         r"Unexpected(?:Splits|Downloaded)\w*|ChecksumVerificationError|TruncatedFile|image file is truncated",
-        r"moov atom not found",
+        r"moov atom not found|\bwhile decompressing\b|\binvalid (?:block type|distance|stored block)",
         r"out of range integral type|(?:label|target|token id)s? .{0,40}out of (?:range|bounds|vocab)",
         r"Target \d+ is out of bounds|Invalid key: \d+ is out of bounds for size 0",
         r"Dataset .{0,60}(?:not found|does not exist|has no|doesn't have)",
@@ -148,7 +149,8 @@ SOFTWARE: tuple[Sign, ...] = (
         r"set the option `trust_remote_code=True`|Can't find 'adapter_config\.json'|No such container"
         r"|invalid configuration key",
         r"(?:Arguments|Config|Args)\.__init__\(\) (?:got an unexpected keyword|missing \d+ required)",
-        r"mixed precision requires",
+        r"mixed precision requires|'(?:Namespace|DictConfig|Args)' object has no attribute",
+        r"\b(?:cannot|can't|must not|may not) exceed\b|\bis (?:greater|larger|bigger) than (?:the )?\w*max",
         r"error: (?:unrecognized arguments|the following arguments are required|argument "
         r"|ambiguous option|invalid choice)",
         r": invalid choice: |^usage: .*\n?|No such option|Missing option|Got unexpected extra argument",

@@ -111,7 +111,7 @@ def weigh(
     signs = SignsOfLog(lines)
     candidates = [*_from_raised(lines, raised, progress, signs), *_from_lines(lines, raised, progress, signs)]
     candidates = [_about_gpu(candidate, lines, raised, progress) for candidate in candidates]
-    candidates = [_first_to_fail(candidate, ending) for candidate in candidates]
+    candidates = [_first_to_fail(_about_bus(candidate, lines), ending) for candidate in candidates]
     if any(_ENGINE_DIED.search(line.text) for line in lines):
         candidates = [_engines_own(candidate, raised) for candidate in candidates]
     if len(progress.not_finite) >= 2 or (progress.not_finite and not progress.survived(progress.not_finite[0])):
@@ -229,6 +229,14 @@ def _about_gpu(candidate: Candidate, lines: Sequence[Line], raised: Sequence[Rai
     return replace(candidate, kind=kind)
 
 
+def _about_bus(candidate: Candidate, lines: Sequence[Line]) -> Candidate:
+    """A bus error while data go through shared memory: it is full, and the page that was promised isn't there."""
+    if candidate.kind is not FailureKind.NATIVE_CRASH or "us error" not in candidate.cause:
+        return candidate
+    following = "\n".join(line.text for line in lines[candidate.index : candidate.index + 25])
+    return replace(candidate, kind=FailureKind.SHM_FULL) if _SHARED_MEMORY.search(following) else candidate
+
+
 def _engines_own(candidate: Candidate, raised: Sequence[Raised]) -> Candidate:
     """An untelling error in the code of an inference engine that died of it is the engine's, not the program's."""
     if candidate.kind is not FailureKind.PROGRAM_ERROR:
@@ -277,6 +285,8 @@ def _kinds_of_signal(
         yield FailureKind.INTERRUPTED, 0.4 if ending.told else 0.62
     elif number in CRASH_SIGNALS:
         yield FailureKind.NATIVE_CRASH, 0.35 if number == signal.SIGABRT else 0.62
+        if number == signal.SIGBUS:
+            yield FailureKind.SHM_FULL, 0.4
     elif number == signal.SIGKILL:
         if ending.asked >= 0 and not any(entry.kind is FailureKind.HOST_OOM for entry in kernel):
             yield FailureKind.INTERRUPTED, 0.7  # it was asked to stop, did not, and was killed
