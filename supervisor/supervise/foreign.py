@@ -135,6 +135,26 @@ def inspect_checkpoints(run: Run) -> list[CheckpointInfo]:
     ]
 
 
+def note_newest_checkpoint(run: Run) -> None:
+    """Enter the newest whole checkpoint of a foreign trainer, which nobody follows while it runs."""
+    if foreign_kind(run) is None:
+        return
+    try:
+        good = [info for info in inspect_checkpoints(run) if info.good]
+    except OSError as error:  # the run ends all the same
+        run.journal.event("warning", f"the checkpoints cannot be looked at: {error.strerror} ({error.filename})")
+        return
+    if good:
+        run.state.last_checkpoint = shown_place(run, good[-1].path)
+
+
+def how_it_goes_on(run: Run) -> str:
+    """What the next `mens-sup run` does, a verb and where."""
+    if run.state.last_checkpoint:
+        return f"goes on from {run.state.last_checkpoint}"
+    return "starts from step 0" if foreign_kind(run) is None else "starts the command again"
+
+
 def quarantine_folder(run: Run, checkpoint: Path) -> Path:
     """Where a distrusted checkpoint goes: a program's own stay on their file system, under names that it ignores."""
     if foreign_kind(run) is None:

@@ -12,7 +12,15 @@ from collections.abc import Callable
 
 from supervisor.pace import remember_pace
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
-from supervisor.supervise.hours import Forecast, Pace, allowed_seconds, authorise_at_least, hours
+from supervisor.supervise.foreign import how_it_goes_on
+from supervisor.supervise.hours import (
+    Forecast,
+    Pace,
+    allowed_seconds,
+    authorise_at_least,
+    forecast_before_launch,
+    hours,
+)
 from supervisor.supervise.opening import Run
 
 SAVE_SECONDS = 30.0
@@ -32,6 +40,17 @@ class TimeWall:
         self._pace = Pace()
         self._warned = False
         self._max_hours = run.config.own.limits.max_hours
+
+    def announce(self) -> None:
+        """Say what is known before the first attempt, and that nothing is where that is so."""
+        run = self._run
+        found = forecast_before_launch(run.state, run.config)
+        if found.needed is None:
+            about = "how long it will take is not known before its first steps"
+        else:
+            about = f"about {hours(found.needed)} to go ({found.source})"
+        used = f", {hours(found.used)} are used" if found.used >= 1 else ""
+        run.journal.event("estimate", f"{about}; it may take {hours(found.allowed)} in all{used}")
 
     def add_unobserved(self, *, alive: bool) -> None:
         """The time since the supervisor before us died for which its trainer lived on: until now, or its last beat."""
@@ -65,12 +84,11 @@ class TimeWall:
         found, state = self.forecast(), self._run.state
         more = "" if found.needed is None else f", it needs about {hours(found.needed)} more"
         planned = f" of {state.planned_steps}" if state.planned_steps else ""
-        kept = f"The last checkpoint: {state.last_checkpoint}." if state.last_checkpoint else "There is no checkpoint."
         again = f"mens-sup run --run-dir {shlex.quote(str(self._run.paths.root))} {authorise_at_least(found)}"
         return (
             f"time_limit at step {state.step}{planned}: the {hours(found.allowed)} that this run may take "
-            f"(limits.max_hours, or what was authorised) are used up{more}. {kept} What to do now: "
-            f"`{again}` goes on from there."
+            f"(limits.max_hours, or what was authorised) are used up{more}. What to do now: `{again}` "
+            f"{how_it_goes_on(self._run)}."
         )
 
     def remember(self) -> None:

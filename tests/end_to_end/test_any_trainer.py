@@ -75,6 +75,7 @@ def test_stopped_with_a_checkpoint(tmp_path: Path) -> None:
     assert last.kind == "interrupted"
     assert (place / "output" / f"checkpoint-{last.step}" / "trainer_state.json").is_file()
     assert 3 <= last.step < 20
+    assert f"goes on from output/checkpoint-{last.step}" in state(place).explanation
     assert last.planned == {"steps": 20}
 
 

@@ -200,6 +200,23 @@ time.sleep(120)
     assert state(tmp_path / "r").outcome is Outcome.STOPPED
 
 
+# proves SUP-15: exit code 0 on request is no completion
+def test_stopped_with_exit_code_0_is_not_completed(tmp_path: Path) -> None:
+    source = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+open("ready", "w").close()
+time.sleep(120)
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(job(tmp_path, source)))
+    process = start_supervisor(file, tmp_path / "r")
+    wait_for((tmp_path / "ready").exists)
+    process.terminate()
+    assert process.wait(60) == 3
+    assert state(tmp_path / "r").outcome is Outcome.STOPPED
+
+
 def test_a_program_deaf_to_the_request_is_killed(tmp_path: Path) -> None:
     source = """
 import os, signal, subprocess, sys, time
@@ -233,10 +250,31 @@ def test_the_program_holds_the_lock(tmp_path: Path) -> None:
     again = start_supervisor(file, tmp_path / "r")
     wait_for(lambda: events(tmp_path / "r", "adopted"))
     (tmp_path / "go").touch()
-    # Its exit code went to the dead supervisor, and its log is empty: that it completed is not known.
-    again.wait(60)
-    assert state(tmp_path / "r").attempt >= 1
+    # Its exit code went to nobody and its log tells nothing: that it completed is not known, so it runs once more.
+    assert again.wait(60) == 0
+    found = state(tmp_path / "r")
+    assert [failure.kind for failure in found.failures] == ["unknown"]
+    assert found.attempt == 2
     assert lock_holder(RunPaths(tmp_path / "r").trainer_lock) is None
+
+
+def test_adopted_and_its_log_says_that_it_finished(tmp_path: Path) -> None:
+    source = """import os, time
+open('ready', 'w').close()
+while not os.path.exists('go'): time.sleep(0.05)
+print("{'train_runtime': 12.3, 'train_loss': 1.5, 'epoch': 1.0}")
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(job(tmp_path, source)))
+    process = start_supervisor(file, tmp_path / "r")
+    wait_for((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = start_supervisor(file, tmp_path / "r")
+    wait_for(lambda: events(tmp_path / "r", "adopted"))
+    (tmp_path / "go").touch()
+    assert again.wait(60) == 0
+    assert state(tmp_path / "r").attempt == 1
 
 
 # proves the exit codes of the command line for any trainer
