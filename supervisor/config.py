@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError, create_model
 
 from supervisor.config_errors import problems_of, show, suggest
-from supervisor.config_sections import NAME_PATTERN, TRIM_RETENTION, SupervisorSections
+from supervisor.config_ladder import fit_ladder
+from supervisor.config_sections import NAME_PATTERN, SupervisorSections
 from supervisor.jobs import JobKind, Patch, Problem, UnknownKindError, load_kind
 from supervisor.problems import ConfigError, render_problems
 from supervisor.yaml_source import parse_yaml_value, read_yaml
@@ -34,6 +35,7 @@ __all__ = [
     "differences",
     "installed_kind",
     "json_schema",
+    "load_command",
     "load_config",
     "load_document",
     "render_problems",
@@ -43,7 +45,7 @@ __all__ = [
 
 M = TypeVar("M", bound=BaseModel)
 
-OPERATIONAL = frozenset({"limits", "relief", "notify", "launch", "name", "checkpoint.keep"})
+OPERATIONAL = frozenset({"limits", "relief", "notify", "launch", "name", "checkpoint.keep", "checkpoint.snapshot"})
 """Keys that may change freely when a run directory is continued; nothing learnt depends on them."""
 
 _SET_PREFIX = "--set "
@@ -91,6 +93,21 @@ def load_config(
         raise ConfigError(problems)
     document.setdefault("name", _safe_name(path.stem))
     config = _validate(document, places, kind, path)
+    if preflight:
+        check_preflight(config)
+    return config
+
+
+def load_command(command: Sequence[str], sets: Sequence[str] = (), *, preflight: bool = True) -> LoadedConfig:
+    """The configuration of `mens-sup run -- COMMAND`: kind ``command``, in the present folder. Raises ConfigError."""
+    script = next((word for word in command if word.endswith((".py", ".sh", ".yaml", ".yml"))), command[0])
+    document: dict[str, Any] = {"kind": "command", "name": _safe_name(Path(script).stem), "command": list(command)}
+    document["working_dir"] = str(Path.cwd())
+    places: dict[str, tuple[str, int | None]] = {"": ("command line", None)}
+    problems = [problem for text in sets for problem in _apply_set(document, places, text)]
+    if problems:
+        raise ConfigError(problems)
+    config = _validate(document, places, None, None)
     if preflight:
         check_preflight(config)
     return config
@@ -185,7 +202,8 @@ def _validate(
     own_part = {key: value for key, value in document.items() if key in SupervisorSections.model_fields}
     own = _parse(SupervisorSections, own_part)
     sections = _parse(kind.schema, {key: value for key, value in document.items() if key not in own_part})
-    own, problems = _check_ladder(own, kind)
+    combined = _combined(kind)
+    own, problems = fit_ladder(own, kind, document, lambda changed: _schema_problems(combined, changed), set_key)
     if problems:
         raise _config_error(problems, places)
     if path is not None:
@@ -229,21 +247,6 @@ def _schema_problems(model: type[BaseModel], data: Mapping[str, Any]) -> list[Pr
     except ValidationError as error:
         return problems_of(error, model, data)
     return []
-
-
-def _check_ladder(own: SupervisorSections, kind: JobKind) -> tuple[SupervisorSections, list[Problem]]:
-    """A default ladder is cut to what the kind understands; one that was written must fit it."""
-    known = [TRIM_RETENTION, *kind.rungs]
-    if "ladder" not in own.relief.model_fields_set:
-        ladder = tuple(rung for rung in own.relief.ladder if rung in known)
-        return own.model_copy(update={"relief": own.relief.model_copy(update={"ladder": ladder})}), []
-    problems = []
-    for index, rung in enumerate(own.relief.ladder):
-        if rung not in known:
-            meant = suggest(rung, known)
-            remedy = f"Did you mean {meant}?" if meant else f"Rungs of kind {kind.name}: {', '.join(known)}."
-            problems.append(Problem(f"relief.ladder.{index}", f"relief.ladder: there is no rung {rung!r}", remedy))
-    return own, problems
 
 
 def _resolve_own(own: SupervisorSections, base: Path) -> SupervisorSections:

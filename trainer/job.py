@@ -17,7 +17,30 @@ from trainer.config import DataSection, SftSections
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
 from trainer.data.sources import Source, check_sources
 
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+NEWER_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+PAGED = "paged_adamw_8bit"
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def expandable_segments(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """Let torch's GPU allocator grow its segments, so that less memory is lost between them."""
+    if config["device"] == "cpu":
+        return None
+    environment: Mapping[str, str] = config["launch"]["env"]
+    # Every torch since 2.0 reads the older name, and reads it first where the newer one is there as well.
+    old, newer = environment.get(ALLOCATOR_VARIABLE), environment.get(NEWER_ALLOCATOR_VARIABLE)
+    present = old if old is not None else newer
+    if present is not None and "expandable_segments" in present:
+        return None
+    new = ",".join(filter(None, (present, "expandable_segments:True")))
+    return Relief(
+        rung="expandable_segments",
+        patches=(Patch(f"launch.env.{ALLOCATOR_VARIABLE}", old, new),),
+        price="the GPU allocator loses less memory to fragmentation (expandable_segments:True); nothing is lost",
+        lossless=True,
+        helps=("cuda_oom", "cuda_oom_foreign", "oom_at_load"),
+    )
 
 
 def halve_micro_batch(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
@@ -42,6 +65,36 @@ def halve_micro_batch(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Re
             f"the global batch stays {micro * accumulation}, each step gets somewhat slower"
         ),
         lossless=True,
+        helps=_step_memory(config),
+    )
+
+
+def checkpoint_activations(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """Keep no activations of a layer for the backward pass but compute them a second time."""
+    if config["train"]["gradient_checkpointing"]:
+        return None
+    return Relief(
+        rung="checkpoint_activations",
+        patches=(Patch("train.gradient_checkpointing", False, True),),
+        price="activations are computed twice instead of kept: each step takes about a third longer, nothing is lost",
+        lossless=True,
+        helps=_step_memory(config),
+    )
+
+
+def paged_optimizer(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
+    """Moments in 8 bits that may spill to host memory; what has been learnt of them is carried over, rounded."""
+    optim = config["train"]["optim"]
+    if config["device"] == "cpu" or optim == PAGED:
+        return None
+    rounded = "stay as they are" if optim.endswith("8bit") else "are carried over rounded to 8 bits, which is not exact"
+    return Relief(
+        rung="paged_optimizer",
+        patches=(Patch("train.optim", optim, PAGED),),
+        price=f"optimiser {optim} -> {PAGED}: its moments {rounded}, and may move to host memory when the card is full",
+        lossless=False,
+        accepts=("optim",),
+        helps=("cuda_oom", "cuda_oom_foreign", "oom_at_load"),
     )
 
 
@@ -58,7 +111,13 @@ def shorten_sequence(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Rel
         price=f"sequence length {length} -> {new}: {_rows_cut(facts, new)}; the optimiser state is kept",
         lossless=False,
         accepts=("max_length",),
+        helps=_step_memory(config),
     )
+
+
+def _step_memory(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The failures that a smaller step helps with: for want of the memory in which steps are computed."""
+    return ("cuda_oom", "cuda_oom_foreign", *(() if config["device"] == "cuda" else ("host_oom",)))
 
 
 def _rows_cut(facts: Mapping[str, Any], length: int) -> str:
@@ -98,9 +157,14 @@ class SftKind:
     """Implements :class:`supervisor.jobs.JobKind`."""
 
     name = "sft"
+    steps_key = "train.max_steps"
+    standby = True
     schema: type[BaseModel] = SftSections
     rungs: Mapping[str, Rung] = {
+        "expandable_segments": expandable_segments,
         "halve_micro_batch": halve_micro_batch,
+        "checkpoint_activations": checkpoint_activations,
+        "paged_optimizer": paged_optimizer,
         "shorten_sequence": shorten_sequence,
         "switch_model": switch_model,
     }
@@ -156,6 +220,10 @@ class SftKind:
             *check_sources(sources_of(sections.data), **_row_rules(sections.data)),
             *_validation_problems(sections.data),
         ]
+
+    def planned_steps(self, sections: BaseModel) -> int | None:
+        assert isinstance(sections, SftSections)
+        return sections.train.max_steps if sections.train.max_steps > 0 else None
 
     def command(self, sections: BaseModel) -> list[str]:
         # -P: a trainer.py or datasets.py in the user's current folder must not shadow the real ones.

@@ -15,6 +15,7 @@ from supervisor.diagnosis.gpu_memory import is_foreign, read_gpu_memory
 from supervisor.diagnosis.kernel_log import read_kernel_log
 from supervisor.diagnosis.kinds import FACTS, FailureKind, observed
 from supervisor.diagnosis.loglines import read_lines
+from supervisor.diagnosis.no_room import no_room
 from supervisor.diagnosis.progress import read_progress
 from supervisor.diagnosis.weigh import Candidate, Weighed, signal_name, weigh
 from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
@@ -114,6 +115,8 @@ class _Verdict:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Trust, in this order: the trainer's own report, signal and counters, the kernel's log, the text."""
     verdict = _whose_gpu_memory(_verdict(evidence), evidence)
+    if verdict.kind is FailureKind.UNKNOWN and (full := no_room(evidence.snapshots)):
+        verdict = replace(verdict, kind=FailureKind.DISK_FULL, confidence=0.7, cause=full, summary=False)
     step, where = _place(evidence)
     facts = FACTS[verdict.kind]
     # A report brings its own evidence, or needs none; without one the log is all there is.
@@ -403,8 +406,10 @@ _KIN: dict[FailureKind, tuple[FailureKind, ...]] = {
     FailureKind.CUDA_OOM_FOREIGN: (FailureKind.CUDA_OOM,),
     FailureKind.OOM_AT_LOAD: (FailureKind.CUDA_OOM,),
     FailureKind.KILLED: (FailureKind.HOST_OOM,),
+    FailureKind.WORKER_KILLED: (FailureKind.HOST_OOM,),
+    FailureKind.PROGRAM_ERROR: (FailureKind.CONFIG_ERROR, FailureKind.DATA_ERROR),
 }
-"""Kinds that only a figure or a word of the same message tells apart."""
+"""Kinds that only a figure or a word of the same message tells apart, or that may hide behind an untelling one."""
 
 
 def _also(found: Weighed) -> tuple[FailureKind, ...]:

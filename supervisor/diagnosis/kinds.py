@@ -108,19 +108,19 @@ FACTS: dict[FailureKind, KindFacts] = {
     ),
     FailureKind.CUDA_OOM_FOREIGN: KindFacts(
         True,
-        ("wait_for_gpu",),
-        "The GPU ran out of memory, and most of it is held by another process.",
+        ("wait_for_foreign_vram",),
+        "The GPU ran out of memory, much of which another process holds.",
         "Close the other programs on the card (`nvidia-smi` names them); a smaller batch would not help.",
     ),
     FailureKind.OOM_AT_LOAD: KindFacts(
         True,
-        ("wait_for_gpu", "expandable_segments", "paged_optimizer", "switch_model"),
+        ("wait_for_foreign_vram", "expandable_segments", "paged_optimizer", "switch_model"),
         "The GPU ran out of memory while loading, before any step; a smaller batch would not help.",
         "Free the card, quantise the model, or choose a smaller base model; then run again.",
     ),
     FailureKind.HOST_OOM: KindFacts(
         True,
-        ("fewer_workers", "halve_micro_batch", "switch_model", "wait"),
+        ("fewer_workers", "halve_micro_batch", "checkpoint_activations", "shorten_sequence", "switch_model", "wait"),
         "The machine (or its memory limit) ran out of main memory.",
         "Close what else uses memory, add swap, or choose a smaller base model; then run again.",
     ),

@@ -24,8 +24,11 @@ def effective_document(
     return document
 
 
-def taken(relief: Relief, attempt: int, kind: str) -> ReliefTaken:
-    """The record of a rung that is applied before ``attempt`` because of a failure of ``kind``."""
+def taken(relief: Relief, attempt: int, kind: str, answers: str = "", *, in_vain: bool = False) -> ReliefTaken:
+    """The record of a rung that is applied before ``attempt`` because of a failure of ``kind``.
+
+    ``answers``: the failure's :func:`supervisor.relief.ledger.place`.
+    """
     return ReliefTaken(
         attempt=attempt,
         rung=relief.rung,
@@ -35,4 +38,6 @@ def taken(relief: Relief, attempt: int, kind: str) -> ReliefTaken:
         patches={patch.key: patch.new for patch in relief.patches},
         accepts=relief.accepts,
         new_lineage=relief.new_lineage,
+        answers=answers,
+        in_vain=in_vain,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from supervisor.config_sections import TRIM_RETENTION
+from supervisor.config_sections import TRIM_RETENTION, WAIT_FOR_FOREIGN_VRAM
 from supervisor.diagnosis.diagnose import Diagnosis
-from supervisor.diagnosis.kinds import ADVICE, FACTS, MEMORY_KINDS, NOT_RETRYABLE, FailureKind
+from supervisor.diagnosis.kinds import ADVICE, MEMORY_KINDS, NOT_RETRYABLE, FailureKind
 from supervisor.jobs import Relief, Rung
-from supervisor.relief.ladder import describe_ladder, next_literal_relief, next_memory_relief
+from supervisor.relief.ladder import describe_ladder, helps_with, next_relief, offered
+from supervisor.relief.ledger import forgiven, repeats, used_before, waited_for
 from supervisor.state import Failure, Outcome, ReliefTaken
 
 
@@ -21,9 +22,11 @@ class PolicyInput:
     ``launches``: attempts launched by this `mens-sup run`, the ended one included. ``failures`` and
     ``relief``: earlier ones of the run, without the present failure; ``first_attempt`` is the number
     of this `mens-sup run`'s first attempt, older failures are only history. ``trim``: what trimming
-    retention would do now, None when it frees nothing. ``room``: free and needed space, for people.
+    retention would do now, None when it frees nothing. ``room``: free and needed space, for people. ``has_room``:
+    whether that is enough by now.
     ``resumed_step``: the step of the checkpoint that the attempt resumed from, None for step 0.
-    ``older_good``: whether there is a verified checkpoint before that one.
+    ``older_good``: whether there is a verified checkpoint before that one. ``verified_step``: the newest verified
+    checkpoint now, 0 without one. ``foreign``: who else holds GPU memory, for people; None when that cannot be watched.
     """
 
     diagnosis: Diagnosis
@@ -46,6 +49,11 @@ class PolicyInput:
     backoff_max_seconds: float
     room: str = ""
     stop_requested: bool = False
+    verified_step: int = 0
+    planned_steps: int = 0
+    has_room: bool = False
+    foreign: str | None = None
+    foreign_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,15 @@ class Relaunch:
 
     relief: Relief | None
     wait_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class WaitForGpu:
+    """Wait until ``holders`` give GPU memory back, ``seconds`` at most; then decide anew if they did not."""
+
+    holders: str
+    seconds: float
     reason: str
 
 
@@ -93,6 +110,21 @@ _ONLY_CAPPED = frozenset(
 """Caused from outside, so meeting one twice at the same step proves nothing about the trainer."""
 
 
+_NOTHING_TO_WAIT_FOR = frozenset(
+    {
+        FailureKind.KILLED,
+        FailureKind.INTERRUPTED,
+        FailureKind.NATIVE_CRASH,
+        FailureKind.WORKER_KILLED,
+        FailureKind.HANG,
+        FailureKind.PROGRAM_ERROR,
+        FailureKind.COMPLETED_EARLY,
+        FailureKind.UNKNOWN,
+    }
+)
+"""Nobody and nothing outside the program has to recover before it can be tried again."""
+
+
 _NOT_THE_CHECKPOINT = (
     NOT_RETRYABLE - {FailureKind.PROGRAM_ERROR}
     | _ONLY_CAPPED
@@ -109,26 +141,33 @@ _NOT_THE_CHECKPOINT = (
 """Failures that name another cause: the user, somebody outside, the machine and its limits."""
 
 
-def decide(given: PolicyInput) -> Decision:
-    """One decision. Every chain of decisions ends: each Relaunch and StepBack costs a launch, and those are capped."""
+def decide(given: PolicyInput) -> Decision | WaitForGpu:
+    """One decision. Every chain of decisions ends: each Relaunch and StepBack costs a launch, and those are capped (see
+    relief/ledger.py); a WaitForGpu is decided at most once for the same failure.
+    """
     kind = given.diagnosis.kind
     if kind is FailureKind.COMPLETED:
         return Stop(Outcome.COMPLETED, given.diagnosis.explanation)
     if given.stop_requested:
         return Stop(Outcome.STOPPED, _stopped(given))
-    if kind in _STOP_AT_ONCE:
+    own = _next(given, lambda relief: kind.value in relief.helps)
+    if kind in _STOP_AT_ONCE and own is None:
         outcome = Outcome.FAILED_CONFIG if kind is FailureKind.CONFIG_ERROR else Outcome.GAVE_UP
         return Stop(outcome, give_up(given, "Trying again would meet the same thing."))
-    if given.launches >= given.max_attempts:
-        return Stop(Outcome.GAVE_UP, give_up(given, f"All {given.max_attempts} attempts allowed are used."))
+    if given.launches >= given.max_attempts + _forgiven(given):
+        return Stop(Outcome.GAVE_UP, give_up(given, _all_used(given)))
     if given.strict_order and kind is not FailureKind.INTERRUPTED:
-        relief = next_literal_relief(given.ladder, given.rungs, given.document, given.facts, given.trim)
-        if relief is not None:
-            return Relaunch(relief, given.backoff_seconds, f"{kind.value}: {relief.rung}, next in strict order")
+        decision = _literal(given)
+        if decision is not None:
+            return decision
+    if kind is FailureKind.CUDA_OOM_FOREIGN:
+        return _foreign(given)
     if kind in MEMORY_KINDS or kind is FailureKind.OOM_AT_LOAD:
         return _memory(given)
     if kind is FailureKind.DISK_FULL:
         return _disk(given)
+    if own is not None:
+        return _relieved(given, own)
     if kind is FailureKind.CHECKPOINT_CORRUPT and given.resumed_step is not None:
         return StepBack(given.backoff_seconds, "the trainer could not load it")
     if given.older_good and _checkpoint_kills(given):
@@ -137,19 +176,87 @@ def decide(given: PolicyInput) -> Decision:
     return _unchanged(given)
 
 
-def _memory(given: PolicyInput) -> Decision:
-    ladder = given.ladder
-    if given.diagnosis.kind is FailureKind.OOM_AT_LOAD:  # what only makes a step smaller does not help there
-        ladder = tuple(name for name in ladder if name in FACTS[FailureKind.OOM_AT_LOAD].helps)
-    relief = next_memory_relief(ladder, given.rungs, given.document, given.facts)
-    if relief is None:
-        return Stop(Outcome.GAVE_UP, give_up(given, "No rung of the ladder of relief is left that saves memory."))
+def _next(given: PolicyInput, wanted: Callable[[Relief], bool]) -> Relief | None:
+    """The next rung that is wanted and not, change by change, one that was taken before."""
+    return next_relief(
+        given.ladder,
+        given.rungs,
+        given.document,
+        given.facts,
+        given.trim,
+        lambda relief: wanted(relief) and not used_before(relief, given.relief),
+    )
+
+
+def _relieved(given: PolicyInput, relief: Relief) -> Relaunch:
     return Relaunch(relief, given.backoff_seconds, f"{given.diagnosis.kind.value}: {relief.rung}")
 
 
+def _literal(given: PolicyInput) -> Decision | WaitForGpu | None:
+    """Strict order: the first rung with anything to give, whatever the failure."""
+    for name in given.ladder:
+        if name == WAIT_FOR_FOREIGN_VRAM and _can_wait(given):
+            return _wait(given)
+        one = replace(given, ladder=(name,))
+        if (relief := _next(one, lambda _: True)) is not None:
+            reason = f"{given.diagnosis.kind.value}: {relief.rung}, next in strict order"
+            return Relaunch(relief, given.backoff_seconds, reason)
+    return None
+
+
+def _memory(given: PolicyInput) -> Decision:
+    kind = given.diagnosis.kind
+    relief = _next(given, lambda relief: helps_with(relief, kind))
+    if kind is FailureKind.HOST_OOM and not (relief and relief.lossless):
+        # Main memory is shared with everybody on the machine: before anything is given up, see whether it was them.
+        decision = _unchanged(given)
+        if isinstance(decision, Relaunch):
+            return decision
+    if relief is None:
+        return Stop(Outcome.GAVE_UP, give_up(given, "No rung of the ladder of relief is left that saves memory."))
+    return _relieved(given, relief)
+
+
+def _foreign(given: PolicyInput) -> Decision | WaitForGpu:
+    """Wait for who holds the card; then what loses nothing, so that the rest of the card suffices."""
+    if _can_wait(given):
+        return _wait(given)
+    waits = WAIT_FOR_FOREIGN_VRAM in given.ladder
+    if waits and given.foreign is None and repeats(_now(given), _recent(given), given.relief) is None:
+        return _unchanged(given)
+    # Who takes waiting out of the ladder wants the run to make do with what is left of the card.
+    relief = _next(given, lambda relief: _saves_gpu(relief) and (relief.lossless or not waits))
+    if relief is not None:
+        return _relieved(given, relief)
+    why = "No rung of the ladder of relief is left that saves memory without degrading the run." if waits else ""
+    return Stop(Outcome.GAVE_UP, give_up(given, why or "No rung of the ladder of relief is left that saves memory."))
+
+
+def _saves_gpu(relief: Relief) -> bool:
+    return helps_with(relief, FailureKind.CUDA_OOM) or FailureKind.CUDA_OOM_FOREIGN.value in relief.helps
+
+
+def _can_wait(given: PolicyInput) -> bool:
+    return (
+        given.diagnosis.kind is FailureKind.CUDA_OOM_FOREIGN
+        and WAIT_FOR_FOREIGN_VRAM in given.ladder
+        and given.foreign is not None
+        and given.foreign_wait_seconds > 0
+        and not waited_for(given.diagnosis, given.relief, (WAIT_FOR_FOREIGN_VRAM,), given.first_attempt)
+    )
+
+
+def _wait(given: PolicyInput) -> WaitForGpu:
+    who = given.foreign or "somebody else holds the card"
+    return WaitForGpu(who, given.foreign_wait_seconds, f"{given.diagnosis.kind.value}: {WAIT_FOR_FOREIGN_VRAM}")
+
+
 def _disk(given: PolicyInput) -> Decision:
-    if TRIM_RETENTION in given.ladder and given.trim is not None:
-        return Relaunch(given.trim, given.backoff_seconds, f"disk_full: {TRIM_RETENTION}")
+    relief = _next(given, lambda relief: helps_with(relief, FailureKind.DISK_FULL))
+    if relief is not None:
+        return _relieved(given, relief)
+    if given.has_room and repeats(_now(given), _recent(given), given.relief) is None:
+        return Relaunch(None, backoff(given), "disk_full: there is room again, trying again unchanged")
     why = "Trimming checkpoint retention would free nothing more."
     if TRIM_RETENTION not in given.ladder:
         why = f"{TRIM_RETENTION} is not in relief.ladder."
@@ -158,32 +265,47 @@ def _disk(given: PolicyInput) -> Decision:
 
 def _unchanged(given: PolicyInput) -> Decision:
     kind = given.diagnosis.kind
-    if kind not in _ONLY_CAPPED and _repeats(given):
-        return Stop(
-            Outcome.GAVE_UP,
-            give_up(given, "The same thing happened at the same step twice in a row, so it is deterministic."),
-        )
+    if kind not in _ONLY_CAPPED and (why := repeats(_now(given), _recent(given), given.relief)):
+        return Stop(Outcome.GAVE_UP, give_up(given, why))
     return Relaunch(None, backoff(given), f"{kind.value}: trying again unchanged")
 
 
-def _repeats(given: PolicyInput) -> bool:
-    """Is this the last failure once more: same root cause, same step, no relief in between?"""
-    recent = [failure for failure in given.failures if failure.attempt >= given.first_attempt]
-    if not recent:
-        return False
-    last = recent[-1]
-    relieved = any(last.attempt < entry.attempt <= given.attempt for entry in given.relief)
-    same = (last.fingerprint, last.step, last.lineage) == (
-        given.diagnosis.fingerprint,
-        given.diagnosis.step,
-        given.lineage,
+def _now(given: PolicyInput) -> Failure:
+    """The present failure as the ledger will have it."""
+    found = given.diagnosis
+    return Failure(
+        attempt=given.attempt,
+        kind=found.kind.value,
+        step=found.step,
+        message=found.explanation,
+        fingerprint=found.fingerprint,
+        time=0.0,
+        lineage=given.lineage,
+        resumed_step=given.resumed_step,
+        verified_step=given.verified_step,
+        planned_steps=given.planned_steps,
     )
-    return same and not relieved
+
+
+def _recent(given: PolicyInput) -> list[Failure]:
+    """The earlier failures of this `mens-sup run`."""
+    return [failure for failure in given.failures if failure.attempt >= given.first_attempt]
+
+
+def _forgiven(given: PolicyInput) -> int:
+    return forgiven((*given.failures, _now(given)), given.first_attempt, given.max_attempts)
+
+
+def _all_used(given: PolicyInput) -> str:
+    text = f"All {given.max_attempts} attempts allowed are used"
+    if number := _forgiven(given):
+        text += f"; {number} more did not count, because they got at least a tenth of the plan further"
+    return f"{text}."
 
 
 def _checkpoint_kills(given: PolicyInput) -> bool:
     """Did this attempt and the one before it both resume from the same checkpoint and fail before the next step?"""
-    recent = [failure for failure in given.failures if failure.attempt >= given.first_attempt]
+    recent = _recent(given)
     if given.resumed_step is None or given.diagnosis.kind in _NOT_THE_CHECKPOINT or not recent:
         return False
     last = recent[-1]
@@ -196,7 +318,10 @@ def _checkpoint_kills(given: PolicyInput) -> bool:
 
 
 def backoff(given: PolicyInput) -> float:
-    """Seconds to wait: doubles with every failure in a row that got no further than the one before."""
+    """Seconds to wait: doubles with every failure in a row that got no further than the one before.
+
+    None at all after the first one of a row when its attempt had got ahead and nothing outside has to recover.
+    """
     row = 0
     step = given.diagnosis.step
     for failure in reversed(given.failures):
@@ -204,6 +329,9 @@ def backoff(given: PolicyInput) -> float:
             break
         step = failure.step
         row += 1
+    ahead = given.diagnosis.step > (given.resumed_step or 0)
+    if row == 0 and ahead and given.diagnosis.kind in _NOTHING_TO_WAIT_FOR:
+        return 0.0
     return float(min(given.backoff_seconds * 2.0 ** min(row, 30), given.backoff_max_seconds))
 
 
@@ -213,9 +341,8 @@ def give_up(given: PolicyInput, why: str) -> str:
     cause = _sentence(found.explanation)
     lines = [" ".join(line.split()) for line in found.evidence]
     new = [line for line in lines if line and line not in cause and cause.rstrip(".") not in line]
-    ladder = describe_ladder(
-        given.ladder, given.rungs, given.document, given.facts, given.trim, given.relief, _useful(given)
-    )
+    offers = _offers(given)
+    ladder = describe_ladder(given.ladder, offers, given.relief, _useful(given, offers))
     parts = (
         f"{found.kind.value} {found.where}, after {_count(given.launches, 'attempt')}.",
         cause,
@@ -229,17 +356,29 @@ def give_up(given: PolicyInput, why: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _useful(given: PolicyInput) -> frozenset[str]:
+def _offers(given: PolicyInput) -> dict[str, Relief | None]:
+    """What each rung of the ladder would give now."""
+    offers: dict[str, Relief | None] = {}
+    for name in given.ladder:
+        relief = offered(name, given.rungs, given.document, given.facts, given.trim)
+        if name == WAIT_FOR_FOREIGN_VRAM and _can_wait(given):
+            relief = Relief(name, (), "", lossless=True)
+        offers[name] = relief if relief is None or not used_before(relief, given.relief) else None
+    return offers
+
+
+def _useful(given: PolicyInput, offers: Mapping[str, Relief | None]) -> frozenset[str]:
     """The rungs that help with this failure."""
-    if given.diagnosis.kind in _STOP_AT_ONCE:
+    kind = given.diagnosis.kind
+    if kind in _STOP_AT_ONCE:
         return frozenset()
     if given.strict_order:
         return frozenset(given.ladder)
-    if given.diagnosis.kind in MEMORY_KINDS:
-        return frozenset(given.rungs)
-    if given.diagnosis.kind is FailureKind.OOM_AT_LOAD:
-        return frozenset(given.rungs) & frozenset(FACTS[FailureKind.OOM_AT_LOAD].helps)
-    return frozenset({TRIM_RETENTION}) if given.diagnosis.kind is FailureKind.DISK_FULL else frozenset()
+    known = {name: offers.get(name) or Relief(name, (), "", lossless=True) for name in given.ladder}
+    useful = {name for name, relief in known.items() if helps_with(relief, kind)}
+    if kind is FailureKind.CUDA_OOM_FOREIGN:
+        useful |= {name for name, relief in known.items() if _saves_gpu(relief) and relief.lossless}
+    return frozenset(useful)
 
 
 def _stopped(given: PolicyInput) -> str:

@@ -51,9 +51,13 @@ class Sensors:
         self._ask()
         return self._first
 
-    def tick(self, own_bytes: int = 0) -> Snapshot | None:
-        """A new snapshot when one is due and the GPUs have answered. ``own_bytes``: see :meth:`forecasts`."""
-        if not self._waiting and time.monotonic() - self._asked >= SNAPSHOT_SECONDS:
+    def tick(self, own_bytes: int = 0, every: float | None = None) -> Snapshot | None:
+        """A new snapshot when one is due (``every`` so many seconds) and the GPUs have answered.
+
+        ``own_bytes``: see :meth:`forecasts`.
+        """
+        due = SNAPSHOT_SECONDS if every is None else min(every, SNAPSHOT_SECONDS)
+        if not self._waiting and time.monotonic() - self._asked >= due:
             self._ask()
         if not self._waiting or (gpus := self._gpu.poll()) is None:
             return None

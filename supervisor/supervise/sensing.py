@@ -39,9 +39,9 @@ class Sensing:
         self._before = None
         self._take_in(self._sensors.begin(trainer_pid, own_bytes), growth_left)
 
-    def tick(self, own_bytes: int = 0, growth_left: int = 0) -> None:
-        """Cheap; does something about every ten seconds."""
-        snapshot = self._sensors.tick(own_bytes)
+    def tick(self, own_bytes: int = 0, growth_left: int = 0, every: float | None = None) -> None:
+        """Cheap; does something about every ten seconds, or ``every`` so many."""
+        snapshot = self._sensors.tick(own_bytes, every)
         if snapshot is not None:
             self._take_in(snapshot, growth_left)
 

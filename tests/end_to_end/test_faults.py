@@ -59,7 +59,7 @@ def truncate(checkpoint: Path) -> None:
 
 
 def lose_the_optimiser(checkpoint: Path) -> None:
-    (checkpoint / "optimizer.pt").unlink()
+    (checkpoint / "optimizer.safetensors").unlink()
 
 
 def tear_the_manifest(checkpoint: Path) -> None:
@@ -70,7 +70,7 @@ def tear_the_manifest(checkpoint: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     flip_a_bit: "adapter_model.safetensors: content differs",
     truncate: "rng_state.pth: 100 bytes",
-    lose_the_optimiser: "optimizer.pt: missing",
+    lose_the_optimiser: "optimizer.safetensors: missing",
     tear_the_manifest: "manifest.json: torn",
 }
 
@@ -116,7 +116,7 @@ def test_damaged_checkpoints_are_stepped_over(tmp_path: Path, ended_early: Path,
     messages = [event.message for event in events(place, "checkpoint_quarantined")]
     for words, message in zip(DAMAGES.values(), messages, strict=True):
         assert words in message
-    assert "optimizer.pt: missing" in log_of(place).read_text()
+    assert "optimizer.safetensors: missing" in log_of(place).read_text()
     assert len(list((place / "checkpoints" / "quarantine").iterdir())) == 4
     assert same_adapter(place, undisturbed)
 
@@ -160,31 +160,33 @@ def test_a_deterministic_oom_walks_the_ladder_and_gives_up(tmp_path: Path) -> No
     }
     assert run(place, changes, "--max-attempts", "20") == 1
     found = state(place)
-    expected = ["halve_micro_batch", "halve_micro_batch", "shorten_sequence", "switch_model"]
+    expected = [*["halve_micro_batch"] * 2, "checkpoint_activations", "shorten_sequence", "switch_model"]
     assert [taken.rung for taken in found.relief] == expected
     said = log_of(place).read_text().splitlines()[-1]
     for words in (*expected, "trim_retention", "cuda_oom at step 1", "What to do now"):
         assert words in said
-    tried = [read_yaml(RunPaths(place).attempt(attempt).effective)[0] for attempt in range(1, 6)]
+    tried = [read_yaml(RunPaths(place).attempt(attempt).effective)[0] for attempt in range(1, 7)]
     settings = [
         (
             document["train"]["per_device_train_batch_size"],
             document["train"]["gradient_accumulation_steps"],
+            document["train"]["gradient_checkpointing"],
             document["train"]["max_length"],
             document["model"]["base"],
         )
         for document in tried
     ]
     assert settings == [
-        (4, 2, 96, "random:2x64"),
-        (2, 4, 96, "random:2x64"),
-        (1, 8, 96, "random:2x64"),
-        (1, 8, 64, "random:2x64"),
-        (1, 8, 64, "random:1x64"),
+        (4, 2, False, 96, "random:2x64"),
+        (2, 4, False, 96, "random:2x64"),
+        (1, 8, False, 96, "random:2x64"),
+        (1, 8, True, 96, "random:2x64"),
+        (1, 8, True, 64, "random:2x64"),
+        (1, 8, True, 64, "random:1x64"),
     ]
     # Step 1 was kept through all the relief, and is done again only by the other model.
-    assert [event.step for event in events(place, "attempt_started")] == [0, 1, 1, 1, 0]
-    assert (found.attempt, found.lineage) == (5, 2)
+    assert [event.step for event in events(place, "attempt_started")] == [0, 1, 1, 1, 1, 0]
+    assert (found.attempt, found.lineage) == (6, 2)
     assert (place / "checkpoints" / "step-00000001").is_dir()
     assert (place / "checkpoints-2" / "step-00000001").is_dir()
 
@@ -195,18 +197,19 @@ def test_relief_that_helps(tmp_path: Path) -> None:
     relieved = {"relief.seq_len_rungs": [96, 64], **faults({"do": "oom", "at": 4, "limit": 64})}
     assert run(place, {**QUICKER, **relieved}) == 0, log_of(place).read_text()
     status = json.loads(mens_sup("status", place, "--json").stdout)
-    assert [taken["rung"] for taken in status["relief"]] == ["halve_micro_batch", "shorten_sequence"]
-    assert [taken["lossless"] for taken in status["relief"]] == [True, False]
+    expected = ["halve_micro_batch", "checkpoint_activations", "shorten_sequence"]
+    assert [taken["rung"] for taken in status["relief"]] == expected
+    assert [taken["lossless"] for taken in status["relief"]] == [True, True, False]
     assert all(taken["price"] in log_of(place).read_text() for taken in status["relief"])
-    assert "% of the rows" in status["relief"][1]["price"]
+    assert "% of the rows" in status["relief"][2]["price"]
     assert status["last_failure"]["kind"] == "cuda_oom"
-    assert [event.step for event in events(place, "attempt_started")] == [0, 2, 2]
-    last = report(place, 3)
+    assert [event.step for event in events(place, "attempt_started")] == [0, 3, 3, 3]
+    last = report(place, 4)
     assert last.done == last.planned
     assert last.done["steps"] == 6
     assert json.loads((place / "final" / "data_plan.json").read_text())["segments"] == [
         {"max_length": 96, "first_step": 0},
-        {"max_length": 64, "first_step": 2},
+        {"max_length": 64, "first_step": 3},
     ]
 
 

@@ -108,7 +108,7 @@ def test_defaults_and_absolute_paths_are_in_the_document(tmp_path: Path) -> None
     assert config.document["name"] == "my-run"
     assert config.document["sources"] == [{"path": str(tmp_path / "rows.jsonl"), "weight": 1.0}]
     assert config.document["limits"]["max_attempts"] == 5
-    assert config.document["checkpoint"] == {"save_steps": 50, "keep": 3}
+    assert config.document["checkpoint"] == {"save_steps": 50, "keep": 3, "snapshot": "auto"}
     assert config.own.limits.stop_grace_seconds == 120
     assert isinstance(config.sections, TinySections)
     json.dumps(config.document)  # plain data
@@ -116,9 +116,58 @@ def test_defaults_and_absolute_paths_are_in_the_document(tmp_path: Path) -> None
 
 # proves SUP-3: a default ladder holds only what the kind of job understands
 def test_default_ladder_fits_the_kind(tmp_path: Path) -> None:
-    assert load(tmp_path, GOOD).document["relief"]["ladder"] == ["trim_retention", "halve_micro_batch"]
+    expected = ["trim_retention", "wait_for_foreign_vram", "halve_micro_batch"]
+    assert load(tmp_path, GOOD).document["relief"]["ladder"] == expected
     ladder = "relief: {ladder: [shrink, trim_retention], strict_order: true}\n"
     assert load(tmp_path, GOOD + ladder).own.relief.ladder == ("shrink", "trim_retention")
+
+
+OWN = """relief:
+  ladder:
+    - halve_micro_batch
+    - name: shorter
+      set:
+        train.max_length: 512
+        launch.env.SMALL: "1"
+      helps: [cuda_oom, nan_loss]
+      price: half the context
+"""
+
+
+# proves SUP-3: a user's own rung is part of the ladder, and of the document that is written down and read again
+def test_an_own_rung(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD + OWN)
+    assert config.own.relief.order == ("halve_micro_batch", "shorter")
+    (rung,) = config.own.relief.own_rungs
+    assert (rung.set, rung.helps) == ({"train.max_length": 512, "launch.env.SMALL": "1"}, ("cuda_oom", "nan_loss"))
+    assert (rung.lossless, rung.new_lineage) == (False, False)
+    assert load_document(config.document, TINY).own.relief == config.own.relief
+
+
+# proves SUP-3, TRN-9: an own rung that could not be taken is refused before the run, with its line
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("max_length: 512", "max_lenght: 512", "6: relief.ladder.1.set.train.max_lenght: train.max_lenght is not a"),
+        ("max_length: 512", "max_length: '512'", "6: relief.ladder.1.set.train.max_length: train.max_length must be a"),
+        ("train.max_length: 512", "limits.max_attempts: 9", "6: relief.ladder.1.set.limits.max_attempts: relief can"),
+        ("train.max_length: 512", "train..x: 9", "6: relief.ladder.1.set.train..x: 'train..x' is not a dotted key"),
+        ("[cuda_oom, nan_loss]", "[cuda_om]", "8: relief.ladder.1.helps.0 must be"),
+        ("[cuda_oom, nan_loss]", "[data_error]", "8: relief.ladder.1.helps.0 must be"),
+        ("[cuda_oom, nan_loss]", "[]", "8: relief.ladder.1.helps must be a list of at least 1"),
+        ("      price: half the context\n", "", "4: relief.ladder.1.price is required and missing"),
+        ("price: half", "prize: half", "9: relief.ladder.1.prize is not a known key. Did you mean"),
+        ("name: shorter", "name: shrink", "4: relief.ladder.1.name: shrink is a rung already"),
+        ("name: shorter", "name: Shorter one", "4: relief.ladder.1.name must be text that matches"),
+        ("- halve_micro_batch", "- 7", "3: relief.ladder.0 must be text, not 7"),
+        ("- halve_micro_batch", "- trim_retention\n    - trim_retention", "4: relief.ladder names trim_retention t"),
+    ],
+)
+def test_an_own_rung_that_cannot_be_taken(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert OWN.count(old) == 1
+    said = refused(tmp_path, GOOD + OWN.replace(old, new))
+    line, _, rest = expected.partition(":")
+    assert any(text.startswith(f"my run.yaml:{int(line) + 1}:{rest}") for text in said), said
 
 
 # proves SUP-10: what is validated once validates again, without its file
@@ -148,7 +197,10 @@ def test_a_document_loads_back_to_itself(tmp_path: Path) -> None:
         ("learning_rate: 1", "learning_rate is not a known key. Did you mean train.learning_rate?"),
         ("trian: {}", "trian is not a known key. Did you mean train?"),
         ("limits: {max_retries: 1}", "limits.max_retries is not a known key. Did you mean limits.max_attempts?"),
-        ("checkpoint: {qqq: 1}", "checkpoint.qqq is not a known key. Known keys under checkpoint: save_steps, keep."),
+        (
+            "checkpoint: {qqq: 1}",
+            "checkpoint.qqq is not a known key. Known keys under checkpoint: save_steps, keep, snapshot.",
+        ),
         ("relief: {ladder: [shrnk]}", "relief.ladder: there is no rung 'shrnk'. Did you mean shrink?"),
     ],
 )

@@ -2,10 +2,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_runs import config, events, run, state
 
+from supervisor.protocol.manifest import verify_checkpoint
 from supervisor.sensors.disk import disk_space, human_bytes, mount_point, tree_bytes
 from supervisor.state import Outcome
 from supervisor.supervise import RunRefused
@@ -130,3 +132,68 @@ def test_disk_figures(tmp_path: Path, small_disk: Path) -> None:
         "5.0 GiB",
         "5.0 TiB",
     ]
+
+
+ADAPTER = 3 * MIB // 2
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def larger_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real tmpfs of 16 MiB."""
+    place = tmp_path / "larger"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0777", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def filled_in_a_save(larger_disk: Path, leave: int, keep: int, save_steps: int) -> tuple[Path, Outcome]:
+    """A run whose disk somebody fills up to ``leave`` bytes as the save of step 6 begins."""
+    place = larger_disk / "r"
+    fault = {"at": 6, "do": "save_fill", "file": str(larger_disk / "stranger"), "leave": leave, "attempt": 1}
+    settings: dict[str, Any] = {"save_steps": save_steps, "keep": keep, "snapshot": "off"}
+    return place, run(config(fault, train={"adapter_bytes": ADAPTER}, checkpoint=settings), place)
+
+
+# proves SUP-13: the disk fills up at byte k of a save, whatever k: the last good checkpoint stays good, older ones are
+# trimmed, the run completes
+@pytest.mark.parametrize(
+    "leave",
+    [
+        0,
+        ADAPTER + PAGE,
+        *(pytest.param(share * ADAPTER // 4, marks=pytest.mark.slow) for share in (1, 2, 3)),
+        *(pytest.param(ADAPTER + pages * PAGE, marks=pytest.mark.slow) for pages in (-1, 0, 2, 3)),
+    ],
+)
+def test_a_disk_that_fills_up_at_byte_k_of_a_save(larger_disk: Path, leave: int) -> None:
+    place, outcome = filled_in_a_save(larger_disk, leave, keep=9, save_steps=1)
+    found = state(place)
+    assert outcome is Outcome.COMPLETED, found.explanation
+    # A trainer that saves every few milliseconds may be ahead of retention, and then meet a full disk once more.
+    assert {failure.kind for failure in found.failures} <= {"disk_full"}
+    if leave <= ADAPTER + PAGE:
+        assert [entry.rung for entry in found.relief] == ["trim_retention"]
+        assert events(place, "attempt_started")[1].step == 5, "the one before the save that failed was good"
+        assert not events(place, "checkpoint_quarantined")
+    assert (place / "final").resolve().name == "step-00000012"
+    for checkpoint in (place / "checkpoints").glob("step-*"):
+        assert verify_checkpoint(checkpoint) == []
+
+
+# proves SUP-13, SUP-2: with nothing left to trim it stops and says how much is needed where; nothing good is lost
+@pytest.mark.parametrize("leave", [0, pytest.param(ADAPTER // 2, marks=pytest.mark.slow)])
+def test_nothing_left_to_trim(larger_disk: Path, leave: int) -> None:
+    place, outcome = filled_in_a_save(larger_disk, leave, keep=1, save_steps=3)
+    assert outcome is Outcome.GAVE_UP
+    found = state(place)
+    assert "disk_full" in found.explanation
+    assert f"{larger_disk} has " in found.explanation
+    assert "the next checkpoint needs 2.5 MiB there, beside the present ones" in found.explanation
+    assert "Trimming checkpoint retention would free nothing more" in found.explanation
+    assert verify_checkpoint(place / "checkpoints" / "step-00000003") == []
+    (larger_disk / "stranger").unlink()
+    assert run(None, place) is Outcome.COMPLETED

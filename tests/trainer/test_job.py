@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 from tiny_runs import Tiny, rows_of, write_rows
 
+from supervisor.config_sections import DEFAULT_LADDER
 from supervisor.jobs import Patch, Relief, load_kind
-from trainer.job import SFT, halve_micro_batch, shorten_sequence, switch_model
+from trainer.job import (
+    SFT,
+    checkpoint_activations,
+    expandable_segments,
+    halve_micro_batch,
+    paged_optimizer,
+    shorten_sequence,
+    switch_model,
+)
 
 # --- relief -----------------------------------------------------------------------------------------
 
@@ -28,7 +37,8 @@ def patched(relief: Relief | None) -> dict[str, tuple[Any, Any]] | None:
 )
 def test_halving_the_micro_batch(before: tuple[int, int], after: tuple[int, int] | None) -> None:
     micro, accumulation = before
-    config = {"train": {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}}
+    train = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}
+    config = {"device": "cuda", "train": train}
     relief = halve_micro_batch(config, {})
     if after is None:
         assert relief is None
@@ -62,7 +72,8 @@ HISTOGRAM = [10, 20, 30, 40]
 def test_shortening_the_sequence(
     length: int, rungs: list[int], facts: dict[str, Any], new: int | None, price: str
 ) -> None:
-    relief = shorten_sequence({"train": {"max_length": length}, "relief": {"seq_len_rungs": rungs}}, facts)
+    config = {"device": "cuda", "train": {"max_length": length}, "relief": {"seq_len_rungs": rungs}}
+    relief = shorten_sequence(config, facts)
     if new is None:
         assert relief is None
         return
@@ -87,11 +98,75 @@ def test_switching_the_model() -> None:
     assert switch_model({"model": {"base": "small", "fallback": None}}, {}) is None
 
 
+# proves SUP-3, SUP-4: the allocator's setting is added to what the user has in launch.env, and only for a GPU
+@pytest.mark.parametrize(
+    ("device", "env", "new"),
+    [
+        ("cuda", {}, "expandable_segments:True"),
+        ("auto", {"OTHER": "1"}, "expandable_segments:True"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}, "a:1,expandable_segments:True"),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "b:2"}, "b:2,expandable_segments:True"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": ""}, "expandable_segments:True"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, None),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
+        ("cpu", {}, None),
+    ],
+)
+def test_expandable_segments(device: str, env: dict[str, str], new: str | None) -> None:
+    relief = expandable_segments({"device": device, "launch": {"env": env}}, {})
+    variable = "PYTORCH_CUDA_ALLOC_CONF"
+    expected = None if new is None else {f"launch.env.{variable}": (env.get(variable), new)}
+    assert patched(relief) == expected
+    if relief is not None:
+        assert relief.lossless and not relief.accepts
+        assert "host_oom" not in relief.helps
+
+
+# proves SUP-3: the pinned torch reads that variable, before the newer one
+def test_torch_reads_the_allocator_variable() -> None:
+    code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "expandable_segments:True" in done.stdout, done.stderr
+
+
+# proves SUP-3, SUP-4
+def test_checkpointing_activations() -> None:
+    relief = checkpoint_activations({"device": "cuda", "train": {"gradient_checkpointing": False}}, {})
+    assert patched(relief) == {"train.gradient_checkpointing": (False, True)}
+    assert relief is not None and relief.lossless and "third longer" in relief.price
+    assert relief.helps == ("cuda_oom", "cuda_oom_foreign")
+    on_cpu = checkpoint_activations({"device": "cpu", "train": {"gradient_checkpointing": False}}, {})
+    assert on_cpu is not None and "host_oom" in on_cpu.helps
+    assert checkpoint_activations({"device": "cuda", "train": {"gradient_checkpointing": True}}, {}) is None
+
+
+# proves SUP-3, SUP-4: rounding the moments is called what it is, and a CPU has nothing to page from
+def test_paging_the_optimiser() -> None:
+    relief = paged_optimizer({"device": "cuda", "train": {"optim": "adamw_torch"}}, {})
+    assert patched(relief) == {"train.optim": ("adamw_torch", "paged_adamw_8bit")}
+    assert relief is not None and not relief.lossless and relief.accepts == ("optim",)
+    assert "rounded to 8 bits" in relief.price
+    from_8bit = paged_optimizer({"device": "auto", "train": {"optim": "adamw_8bit"}}, {})
+    assert from_8bit is not None and "rounded" not in from_8bit.price
+    assert paged_optimizer({"device": "cuda", "train": {"optim": "paged_adamw_8bit"}}, {}) is None
+    assert paged_optimizer({"device": "cpu", "train": {"optim": "adamw_torch"}}, {}) is None
+
+
 def test_the_rungs_are_offered_under_the_names_of_the_default_ladder() -> None:
-    assert set(SFT.rungs) == {"halve_micro_batch", "shorten_sequence", "switch_model"}
+    ladder = [name for name in DEFAULT_LADDER if name not in ("trim_retention", "wait_for_foreign_vram")]
+    assert list(SFT.rungs) == ladder
     for name, rung in SFT.rungs.items():
         config = {
-            "train": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_length": 512},
+            "device": "cuda",
+            "launch": {"env": {}},
+            "train": {
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 1,
+                "max_length": 512,
+                "gradient_checkpointing": False,
+                "optim": "adamw_torch",
+            },
             "relief": {"seq_len_rungs": [256]},
             "model": {"base": "a", "fallback": {"base": "b"}},
         }
