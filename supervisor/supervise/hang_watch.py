@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from supervisor.diagnosis.diagnose import Hang
@@ -33,6 +32,7 @@ class HangWatch:
         self._judge = HangJudge(limits.hang_seconds, run.state.beat_gaps)
         self._since: tuple[float, float | None] = (time.monotonic(), None)
         self._told_stopped = False
+        self._beating = (0, False)
         self.plan = StopPlan(min(limits.stop_grace_seconds, GRACE_SECONDS))
 
     def tick(self, process: RunningTrainer) -> Hang | None:
@@ -40,7 +40,7 @@ class HangWatch:
         beat = read_heartbeat(self._paths.heartbeat)
         if (beat is None or beat.phase is Phase.FINISHED) and foreign_kind(self._run) is not None:
             return None  # such a program beats while it trains; what it does before and after may take any time
-        pid = _worker(process, beat)
+        pid = self._worker(process, beat)
         moved = moved_bytes(pid) if beat is None or beat.phase in MOVING else None
         now = time.monotonic()
         found = self._judge.look(Look(now, time.clock_gettime(time.CLOCK_BOOTTIME), beat, moved))
@@ -56,6 +56,14 @@ class HangWatch:
         stat = read_stat(pid)
         self._announce_stop(pid, stat, found)
         return self._hang(process, pid, stat, found, beat) if found.hung else None
+
+    def _worker(self, process: RunningTrainer, beat: Heartbeat | None) -> int:
+        """The process that beats: the trainer itself, or one of its attempt that it launched."""
+        if beat is None or beat.pid == process.pid:
+            return process.pid
+        if beat.pid != self._beating[0]:
+            self._beating = (beat.pid, beat.pid in processes_of(self._paths.spec))
+        return beat.pid if self._beating[1] else process.pid
 
     def _announce_stop(self, pid: int, stat: ProcStat | None, found: Judgement) -> None:
         stopped = stat is not None and stat.state in _STOPPED and found.silent > 0
@@ -113,16 +121,6 @@ class HangWatch:
         if cores >= BUSY_CORES:
             return "it was busy on the CPU all the time", cores
         return "it slept", cores
-
-
-def _worker(process: RunningTrainer, beat: Heartbeat | None) -> int:
-    """The process that beats: the trainer itself, or one that it launched."""
-    if beat is None or beat.pid == process.pid:
-        return process.pid
-    try:
-        return beat.pid if os.getsid(beat.pid) == process.pid else process.pid
-    except ProcessLookupError:
-        return process.pid
 
 
 def _duration(seconds: float) -> str:

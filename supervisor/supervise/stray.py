@@ -1,7 +1,7 @@
-"""A trainer whose supervisor died: it is ended gently before another one may start.
+"""A trainer of an earlier supervisor that cannot be adopted: it is ended gently before another one may start.
 
-It saves a checkpoint at its next step, so nothing but a restart is lost. Watching on instead of
-restarting (re-adoption) would take its place here, in :func:`end_stray_trainer`.
+Of another attempt, of another configuration, or leftovers whose trainer is dead. One that is asked to stop saves a
+checkpoint at its next step, so nothing but a restart is lost.
 """
 
 from __future__ import annotations

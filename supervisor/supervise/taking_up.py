@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from supervisor.checkpoints import CheckpointInfo, inspect_lineage
+from supervisor.checkpoints import CheckpointInfo
 from supervisor.diagnosis.diagnose import Diagnosis
 from supervisor.process.adopted import AdoptedProcess
 from supervisor.process.identity import Identity, boot_id, identity_of, leads_its_group, read_stat, still_lives
@@ -22,6 +22,7 @@ from supervisor.sensors.kernel_log import past_events
 from supervisor.sensors.snapshot import Unknown
 from supervisor.state import RunState
 from supervisor.supervise.follow import take_facts
+from supervisor.supervise.foreign import inspect_checkpoints
 from supervisor.supervise.opening import Run
 
 _OPENING = ("run_continued", "change_accepted", "already_completed")
@@ -90,7 +91,7 @@ def find_unfinished(run: Run) -> Unfinished | None:
     if state.attempt <= state.settled:
         return None
     paths = run.paths.attempt(state.attempt)
-    if not paths.spec.exists() or not (paths.stderr.exists() or processes_of(paths.spec)):
+    if not paths.spec.exists() or not paths.stderr.exists():  # its log is opened before a trainer is started
         shutil.rmtree(paths.root, ignore_errors=True)
         state.attempt -= 1
         return None
@@ -147,7 +148,7 @@ def _leader(paths: AttemptPaths, ours: list[int], holder: int | None) -> int | N
 
 def known_checkpoints(run: Run, past: Past) -> list[CheckpointInfo]:
     """The good checkpoints but those that nobody has announced yet: the follower does it."""
-    infos = inspect_lineage(run.paths.checkpoints(run.state.lineage))
+    infos = inspect_checkpoints(run)
     return [info for info in infos if info.good and not _is_new(info, run.state.attempt, past)]
 
 

@@ -10,19 +10,21 @@ from supervisor.protocol.events import Event
 from supervisor.sensors.disk import human_bytes
 from supervisor.view.text import clean, count
 
-_ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_deleted", "retention"})
+_ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_deleted", "retention", "standby_started"})
 """Frequent, and shown in other ways."""
 _WHOLE_SENTENCES = frozenset(
     {
-        "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined", "disk_forecast",
-        "disk_low", "leftovers_killed", "run_continued", "stop_requested", "stray_trainer", "stray_trainer_ended",
+        "adopted", "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined",
+        "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "run_continued", "standby_discarded",
+        "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still", "stop_requested",
+        "stray_trainer", "stray_trainer_ended", "trainer_stopped",
     }
 )  # fmt: skip
 """Their messages need no label."""
 _ALARMING = frozenset(
     {
-        "alarm", "attempt_ended", "checkpoint_quarantined", "disk_forecast", "disk_low", "failure", "quarantine",
-        "relief", "waiting", "warning",
+        "alarm", "attempt_ended", "checkpoint_quarantined", "disk_forecast", "disk_low", "failure", "hang",
+        "quarantine", "relief", "trainer_stopped", "waiting", "warning",
     }
 )  # fmt: skip
 MAX_CHARACTERS = 600

@@ -218,6 +218,7 @@ def test_a_deaf_adopted_trainer_is_killed(supervised: Any) -> None:
 
 
 # proves SUP-10: a supervisor that died after asking the trainer to stop has not made that a failure
+@pytest.mark.slow
 def test_asked_to_stop_by_the_one_before(supervised: Any, undisturbed: bytes) -> None:
     one = supervised({"at": 5, "do": "hang", "attempt": 1}, checkpoint={"save_steps": 100})
     first = one.start(dies_at="stop_requested")
@@ -231,6 +232,7 @@ def test_asked_to_stop_by_the_one_before(supervised: Any, undisturbed: bytes) ->
 
 
 # proves SUP-10: a trainer of another configuration is not adopted but asked to save, then the new one holds
+@pytest.mark.slow
 def test_another_configuration_is_not_adopted(supervised: Any) -> None:
     one = supervised({"at": 5, "do": "hang", "attempt": 1}, checkpoint={"save_steps": 100})
     one.start()

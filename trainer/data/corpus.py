@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,8 @@ MAX_LEVELS = 100
 """Difficulties are levels to shuffle inside; rows of different levels never share a bin."""
 
 SHOWN_EXAMPLES = 3
+ROWS_PER_SIGN = 256
+"""Rows read between two signs of life."""
 
 
 class DataError(DataProblemError):
@@ -133,19 +135,20 @@ def build_corpus(
     validation: Validation = Validation(),
     seed: int = 0,
     cache: Path | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Corpus:
     """Everything that a run trains and validates on.
 
     Rows with the same tokens are kept once. ``max_length`` is only counted with, the rows stay whole.
     ``cache`` is a folder for what takes long to read. Bad rows of source trees (a control token in the code) are
-    always skipped and counted: nobody can correct them. Raises DataError: bad rows of files under ``refuse``,
-    no rows, an impossible split; OSError when a source cannot be read.
+    always skipped and counted: nobody can correct them. ``on_progress`` is called every few hundred rows. Raises
+    DataError: bad rows of files under ``refuse``, no rows, an impossible split; OSError when a source cannot be read.
     """
-    gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache)
+    gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache, on_progress)
     held_out = None
     if validation.path is not None:
         known = metadata_fields | ({curriculum_field} if curriculum_field else set())
-        held_out = _gather([Source("jsonl", validation.path)], renderer, known, None, cache)
+        held_out = _gather([Source("jsonl", validation.path)], renderer, known, None, cache, on_progress)
     bad = gathered.bad + (held_out.bad if held_out else [])
     refused = gathered.correctable + (held_out.correctable if held_out else [])
     if refused and on_bad_row == "refuse":
@@ -179,6 +182,7 @@ def _gather(
     metadata_fields: frozenset[str],
     curriculum_field: str | None,
     cache: Path | None,
+    on_progress: Callable[[], None],
 ) -> _Gathered:
     gathered = _Gathered()
     pending: deque[tuple[Row, Source]] = deque()
@@ -189,6 +193,8 @@ def _gather(
                 source, metadata_fields=metadata_fields, curriculum_field=curriculum_field, cache=cache
             ):
                 gathered.read += 1
+                if gathered.read % ROWS_PER_SIGN == 0:
+                    on_progress()
                 if isinstance(row, BadRow):
                     gathered.add_bad(row, source)
                 else:
