@@ -65,12 +65,13 @@ class HangJudge:
     """Learns how long each phase is silent and says when it is too long.
 
     ``unit``: limits.hang_seconds. ``longest``: phase name -> the longest time between two beats so far, in seconds; it
-    is kept over attempts. A trainer that has never beaten is judged only when an earlier attempt's has (``longest`` is
-    not empty): for all we know it cannot.
+    is kept over attempts. A trainer that has not beaten is judged only when an earlier attempt's has (``longest`` is
+    not empty): for all we know it cannot. ``foreign``: a program that may do anything before and after it trains.
     """
 
     unit: float
     longest: dict[str, float] = field(default_factory=dict)
+    foreign: bool = False
     _last: Look | None = None
     _silent: float = 0.0
     _moved: int | None = None
@@ -100,7 +101,10 @@ class HangJudge:
         if phase in MOVING and now.moved is not None and now.moved - (self._moved or 0) >= MOVED_BYTES:
             self._silent, self._moved = 0.0, now.moved
         limit = self.limit(phase)
-        judged = now.beat is not None or bool(self.longest)
+        if self.foreign:
+            judged = now.beat is not None and phase is not Phase.FINISHED
+        else:
+            judged = now.beat is not None or bool(self.longest)
         return Judgement(phase, self._silent, limit, judged and self._silent > limit, stood_still)
 
     def _learn(self, before: Heartbeat, after: Heartbeat) -> None:

@@ -10,7 +10,7 @@ from supervisor.process.identity import ProcStat, read_stat
 from supervisor.process.leftovers import processes_of
 from supervisor.process.stacks import busy_seconds, capture, kernel_view, main_frames, moved_bytes, state_words
 from supervisor.process.stop import StopPlan
-from supervisor.protocol.heartbeat import Heartbeat, Phase, read_heartbeat
+from supervisor.protocol.heartbeat import Heartbeat, read_heartbeat
 from supervisor.sensors.disk import FULL_ERRORS
 from supervisor.supervise.foreign import foreign_kind
 from supervisor.supervise.hang import MOVING, HangJudge, Judgement, Look
@@ -19,6 +19,8 @@ from supervisor.supervise.opening import Run
 GRACE_SECONDS = 10.0
 """For a trainer that hangs to save all the same: it may only have been stopped from outside."""
 BUSY_CORES = 0.5
+STOPPED_SECONDS = 3.0
+"""A trainer that is stopped for longer is spoken of."""
 _STOPPED = frozenset("Tt")
 
 
@@ -29,8 +31,8 @@ class HangWatch:
         self._run = run
         self._paths = run.paths.attempt(run.state.attempt)
         limits = run.config.own.limits
-        self._judge = HangJudge(limits.hang_seconds, run.state.beat_gaps)
-        self._since: tuple[float, float | None] = (time.monotonic(), None)
+        self._judge = HangJudge(limits.hang_seconds, run.state.beat_gaps, foreign_kind(run) is not None)
+        self._silent_since: tuple[float, float | None] | None = None
         self._told_stopped = False
         self._beating = (0, False)
         self.plan = StopPlan(min(limits.stop_grace_seconds, GRACE_SECONDS))
@@ -38,8 +40,6 @@ class HangWatch:
     def tick(self, process: RunningTrainer) -> Hang | None:
         """Look once; a Hang when the trainer is to be ended for it, its stacks noted already."""
         beat = read_heartbeat(self._paths.heartbeat)
-        if (beat is None or beat.phase is Phase.FINISHED) and foreign_kind(self._run) is not None:
-            return None  # such a program beats while it trains; what it does before and after may take any time
         pid = self._worker(process, beat)
         moved = moved_bytes(pid) if beat is None or beat.phase in MOVING else None
         now = time.monotonic()
@@ -51,8 +51,11 @@ class HangWatch:
                 " the trainer's silence in that time is not held against it",
                 seconds=round(found.stood_still, 1),
             )
-        if found.silent == 0.0 or self._since[1] is None:
-            self._since = (now, busy_seconds(pid))
+        if found.silent == 0.0:
+            self._silent_since, self._told_stopped = None, False
+            return None
+        if self._silent_since is None:
+            self._silent_since = (now, busy_seconds(pid))
         stat = read_stat(pid)
         self._announce_stop(pid, stat, found)
         return self._hang(process, pid, stat, found, beat) if found.hung else None
@@ -66,7 +69,7 @@ class HangWatch:
         return beat.pid if self._beating[1] else process.pid
 
     def _announce_stop(self, pid: int, stat: ProcStat | None, found: Judgement) -> None:
-        stopped = stat is not None and stat.state in _STOPPED and found.silent > 0
+        stopped = stat is not None and stat.state in _STOPPED and found.silent > min(STOPPED_SECONDS, found.limit / 2)
         if stopped and not self._told_stopped:
             self._run.journal.event(
                 "trainer_stopped",
@@ -108,7 +111,7 @@ class HangWatch:
 
     def _how(self, pid: int, stat: ProcStat | None) -> tuple[str, float | None]:
         """What it did meanwhile, in words, and the cores that it kept busy; None when that is not known."""
-        since, before = self._since
+        since, before = self._silent_since or (time.monotonic(), None)
         now = busy_seconds(pid)
         cores = None
         if now is not None and before is not None and time.monotonic() > since:

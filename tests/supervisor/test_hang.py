@@ -139,6 +139,16 @@ def test_a_trainer_without_heartbeat() -> None:
     assert known.hung
 
 
+# proves SUP-8, SUP-20: a program that only beats while it trains may do anything before and after
+@pytest.mark.parametrize(("phase", "hung"), [(None, False), (Phase.FINISHED, False), (Phase.TRAINING, True)])
+def test_a_foreign_program(phase: Phase | None, hung: bool) -> None:
+    made = Machine(HangJudge(UNIT, {"training": 0.5}, foreign=True))
+    if phase is not None:
+        made.beats(phase)
+    made.ticks(100 * UNIT)
+    assert made.hung is hung
+
+
 # --- real processes ---------------------------------------------------------------------------
 
 LIMITS = {"hang_seconds": 1.5, "stop_grace_seconds": 0.5}
