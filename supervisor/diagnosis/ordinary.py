@@ -95,8 +95,22 @@ _NETWORK_TYPE = re.compile(
 )
 
 
+_CONFIG_TYPE = re.compile(
+    r"(?:Mis)?[Cc]onfig\w*(?:Error|Exception)$|(?:Argument|Option|Usage|Settings|Validation)(?:Error|Exception)$"
+)
+_CONFIG_TOLD = re.compile(
+    r"\b(?:both|either|only one of|mutually|at the same time|you requested|requested .{0,40} but|does not support"
+    r"|doesn't support|incompatible with|can(?:not| ?'t) (?:be )?(?:use|combine|match|set|mix)\w*)\b",
+    re.IGNORECASE,
+)
+
+
 def _kind_of_type(name: str) -> FailureKind | None:
-    return _BY_TYPE.get(name) or (FailureKind.NETWORK if _NETWORK_TYPE.search(name) else None)
+    if name in _BY_TYPE:
+        return _BY_TYPE[name]
+    if _NETWORK_TYPE.search(name):
+        return FailureKind.NETWORK
+    return FailureKind.CONFIG_ERROR if _CONFIG_TYPE.search(name) else None
 
 
 def ordinary_kind(raised: Raised) -> FailureKind | None:
@@ -115,7 +129,7 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
             return FailureKind.CONFIG_ERROR
         if (
             raised.type == "ValueError"
-            and _CONFIG_WORDS.search(raised.message)
+            and (_CONFIG_WORDS.search(raised.message) or _CONFIG_TOLD.search(raised.message))
             and not _DATA_WORDS.search(raised.message)
         ):
             return FailureKind.CONFIG_ERROR

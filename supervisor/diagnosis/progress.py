@@ -32,6 +32,7 @@ _FINISHED = re.compile(
     r"|\b(?:finished|completed) (?:training|fine-?tuning|successfully|all|epoch \d+/\d+ - all)"
     r"|\bTraining completed\. Do not forget|\bsuccessfully (?:completed|finished|trained)"
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)=\S+` reached|\ball (?:done|epochs done|tasks completed)\b"
+    r"|\ball \d+ (?:epochs|steps|tasks|rounds)\b.{0,20}\b(?:completed?|done|finished)\b"
     r"|\bDone training\b|\bJob completed\b|exits successfully",
     re.IGNORECASE,
 )

@@ -42,6 +42,7 @@ GPU: tuple[Sign, ...] = (
         r"ptxas fatal.*(?:is not defined for option 'gpu-name'|Value 'sm_)",
         r"detected CUDA version \([\d.]+\) mismatches the version that was used to compile",
     ),
+    sign(K.DRIVER_MISMATCH, ROOT, r"CUDA initialization: The NVIDIA driver on your system is too old", least=0.7),
     sign(
         K.DRIVER_MISMATCH,
         WEAK,
@@ -56,7 +57,7 @@ GPU: tuple[Sign, ...] = (
         r"Torch not compiled with CUDA enabled",
         r"torch\.cuda\.is_available\(\) is False|cannot find any torch accelerator|No HIP GPUs are available",
         r"could not select device driver|Failed to infer device type|No GPU (?:found|detected|available)",
-        r"GPU is required",
+        r"GPU (?:is )?required\b",
         r"NVIDIA driver was not detected|No supported (?:GPU|gpu|accelerator|device)|cudaErrorNoDevice|no NVIDIA GPU",
         r"doesn't support bf16/gpu|requires? (?:a |at least one )?(?:CUDA )?GPU\b|You need a GPU",
         r"Failed to detect a supported GPU",

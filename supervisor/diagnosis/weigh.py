@@ -52,9 +52,11 @@ _PLACED = 0.9
 _ENGINE_DIED = re.compile(
     r"encountered a fatal error|Scheduler hit an exception|EngineDeadError|Background loop has errored"
 )
+_TELLING = 0.65
+_UNANSWERED = re.compile(r"refused|Connection error|APIConnectionError|ConnectError|Disconnected|reset by peer")
 _ENGINE_FRAME = re.compile(r"[/\\](?:vllm|sglang|lmdeploy|tensorrt_llm)[/\\]")
 _REMOTE_FILE = re.compile(r"^FileNotFoundError: .*\b(?:hf|s3|gs|https?|az|abfss?)://")
-_FRAME = re.compile(r"^\s+|^(?:File |Cell In\[|-+>|frame #|#\d+ 0x|\[?/\S+\.py)|^\d+ frames$")
+_FRAME = re.compile(r"^\s+|^(?:File |Cell In\[|-+>|frame #|#\d+ 0x|\[?/\S+\.py(?!:\d+: \w+Warning))|^\d+ frames$")
 _BOILERPLATE = re.compile(
     r"Compile with `?TORCH_USE_CUDA_DSA|For debugging consider passing|CUDA kernel errors might"
     r"|If reserved but unallocated|Search for `|max_split_size_mb"
@@ -112,6 +114,10 @@ def weigh(
     candidates = [*_from_raised(lines, raised, progress, signs), *_from_lines(lines, raised, progress, signs)]
     candidates = [_about_gpu(candidate, lines, raised, progress) for candidate in candidates]
     candidates = [_first_to_fail(_about_bus(candidate, lines), ending) for candidate in candidates]
+    if any(entry.kind is FailureKind.ENGINE_DEATH for entry in candidates):
+        candidates = [_not_answering(candidate) for candidate in candidates]
+    if any(entry.kind is FailureKind.DRIVER_MISMATCH and entry.score >= _TELLING for entry in candidates):
+        candidates = [_for_want_of_driver(candidate) for candidate in candidates]
     if any(_ENGINE_DIED.search(line.text) for line in lines):
         candidates = [_engines_own(candidate, raised) for candidate in candidates]
     if len(progress.not_finite) >= 2 or (progress.not_finite and not progress.survived(progress.not_finite[0])):
@@ -235,6 +241,17 @@ def _about_bus(candidate: Candidate, lines: Sequence[Line]) -> Candidate:
         return candidate
     following = "\n".join(line.text for line in lines[candidate.index : candidate.index + 25])
     return replace(candidate, kind=FailureKind.SHM_FULL) if _SHARED_MEMORY.search(following) else candidate
+
+
+def _not_answering(candidate: Candidate) -> Candidate:
+    """Where an engine has died, the connection that was refused is the one to the engine."""
+    unanswered = candidate.kind is FailureKind.NETWORK and _UNANSWERED.search(candidate.cause)
+    return replace(candidate, kind=FailureKind.ENGINE_DEATH) if unanswered else candidate
+
+
+def _for_want_of_driver(candidate: Candidate) -> Candidate:
+    """That there is no GPU is what follows from a driver that does not fit."""
+    return replace(candidate, score=candidate.score * 0.6) if candidate.kind is FailureKind.NO_GPU else candidate
 
 
 def _engines_own(candidate: Candidate, raised: Sequence[Raised]) -> Candidate:
