@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, trainer_command = _split_command(given)
+    options = _parser().parse_args(given)
+    options.trainer_command = trainer_command
     try:
         code: int = options.command(options)
         if sys.stdout is not None:
@@ -56,12 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Supervise a run to its end."""
-    config, directory = _what_to_run(options.config, options.run_dir, options.sets)
+    config, directory = _what_to_run(options.config, options.run_dir, options.sets, options.trainer_command)
     from supervisor.state import Outcome
     from supervisor.supervise import RunRequest, supervise
     from supervisor.view.screen import open_view
 
-    request = RunRequest(config, directory, options.max_attempts, tuple(options.accept_change))
+    request = RunRequest(
+        config, directory, options.max_attempts, tuple(options.accept_change), options.authorize_hours
+    )
     with open_view(directory, live=not options.no_live) as on_tick:
         outcome = supervise(request, on_tick)
     try:
@@ -142,8 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     to_run = _command(commands, "run", run, "train CONFIG to the end, relaunching after failures")
+    to_run.usage = "mens-sup run [OPTIONS] CONFIG | mens-sup run [OPTIONS] -- COMMAND [ARGUMENT ...]"
     to_run.description = (
-        "Train CONFIG to the end, relaunching after failures. Exit code 0: completed; 1: gave up; "
+        "Train CONFIG, or run any other trainer's COMMAND, to the end, relaunching after failures. "
+        "Exit code 0: completed; 1: gave up; "
         "2: bad configuration or unusable run directory; 3: stopped on request, go on with --run-dir."
     )
     to_run.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="YAML file; optional with --run-dir")
@@ -160,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="continue although KEY differs from what the run began with; may be repeated",
+    )
+    to_run.add_argument(
+        "--authorize-hours", metavar="H", type=_hours, help="the run may take H hours in all, beyond limits.max_hours"
     )
     to_run.add_argument("--no-live", action="store_true", help="plain lines even in a terminal")
 
@@ -191,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sets(to_validate)
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
-    to_schema.add_argument("--kind", default="sft", help="kind of job (sft)")
+    to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")
     return parser
 
 
@@ -224,10 +234,35 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def _what_to_run(config: Path | None, run_dir: Path | None, sets: list[str]) -> tuple[LoadedConfig | None, Path]:
-    """The configuration (None: as the run directory has it) and the run directory."""
-    from supervisor.config import load_config
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours above 0")
+    return hours
 
+
+def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before `--` and, for `mens-sup run -- COMMAND`, the command after it."""
+    if arguments[:1] != ["run"] or "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _what_to_run(
+    config: Path | None, run_dir: Path | None, sets: list[str], command: list[str] | None = None
+) -> tuple[LoadedConfig | None, Path]:
+    """The configuration (None: as the run directory has it) and the run directory."""
+    from supervisor.config import load_command, load_config
+
+    if command is not None:
+        if config is not None or not command:
+            raise InputError("Give either a configuration or, after --, the command to supervise.")
+        loaded = load_command(command, sets)
+        return loaded, run_dir or _new_run_dir(loaded.own.name)
     if run_dir is None:
         if config is None:
             raise InputError("Name a configuration, or an existing run with --run-dir.")

@@ -60,11 +60,14 @@ def render_status(status: dict[str, Any]) -> str:
     lines.append(("attempt", f"{made} of {status['max_attempts']}{earlier}"))
     planned = status["planned_steps"]
     lines.append(("step", f"{status['step']} of {'?' if planned is None else planned}"))
-    lines.append(("tokens", count(status["tokens_seen"])))
+    tokens = status["tokens_seen"]
+    lines.append(("tokens", "?" if tokens is None else count(tokens)))
     loss, eval_loss = status["loss"], status["eval_loss"]
     if loss is not None or eval_loss is not None:
         shown = "?" if loss is None else f"{loss:.4f}"
         lines.append(("loss", shown + ("" if eval_loss is None else f", evaluation {eval_loss:.4f}")))
+    if status["seconds_used"] >= 1:
+        lines.append(("time used", duration(status["seconds_used"])))
     if status["eta_seconds"] is not None:
         lines.append(("time left", duration(status["eta_seconds"])))
     lines.append(("checkpoint", f"{status['last_checkpoint'] or 'none'}, best {status['best_checkpoint'] or 'none'}"))
@@ -94,7 +97,9 @@ def _plain(view: RunView, state: RunState) -> dict[str, Any]:
         "phase": view.phase,
         "step": view.step,
         "planned_steps": view.planned_steps,
-        "tokens_seen": view.tokens_seen,
+        # A trainer that does steps and tells no tokens doesn't count them.
+        "tokens_seen": view.tokens_seen if view.tokens_seen or not view.step else None,
+        "seconds_used": state.seconds_used,
         "loss": number(view.progress, "loss"),
         "eval_loss": view.eval_loss[1] if view.eval_loss else None,
         "tokens_per_second": number(view.progress, "tokens_per_second") if view.running else None,

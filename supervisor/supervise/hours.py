@@ -36,8 +36,9 @@ def hours(seconds: float) -> str:
 
 def authorise_at_least(forecast: Forecast) -> str:
     """The option that lets the run go on, with hours that are enough for what is known."""
-    total = (forecast.used + (forecast.needed or 0.0)) / HOUR
-    enough = max(total * 1.1, forecast.allowed / HOUR * 1.1)
+    # What is not known may well take as long again.
+    needed = forecast.needed if forecast.needed is not None else max(forecast.used, forecast.allowed)
+    enough = max((forecast.used + needed) * 1.1, forecast.allowed * 1.1) / HOUR
     return f"--authorize-hours {_rounded_up(enough)}"
 
 

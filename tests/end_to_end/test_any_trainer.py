@@ -65,6 +65,7 @@ def test_killed_and_resumed_from_its_own_checkpoint(tmp_path: Path) -> None:
 
 
 # proves SUP-9 for any trainer: asked to stop, it saves at the next step and ends; the run can go on
+@pytest.mark.slow
 def test_stopped_with_a_checkpoint(tmp_path: Path) -> None:
     place = tmp_path / "r"
     process = start(place, {"values.step_seconds": 0.3, "checkpoint.save_steps": 100}, config=EXAMPLE)
