@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.diagnosis.evidence import log_tail
+from supervisor.diagnosis.kinds import FailureKind
 from supervisor.jobs import has_standby
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import TrainerProcess, spawn_trainer
@@ -16,6 +17,7 @@ from supervisor.process.standby import Standby, StandbyLostError
 from supervisor.protocol.attempt import SPEC_VARIABLE
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
 from supervisor.protocol.paths import AttemptPaths
+from supervisor.redact import hide_secrets
 from supervisor.sensors.disk import FULL_ERRORS, human_bytes
 from supervisor.sensors.snapshot import CgroupReading, Snapshot, Unknown
 from supervisor.supervise.opening import Run
@@ -27,6 +29,7 @@ MADE_FOR_BYTES = 1280 << 20
 """Memory that must be free before a standby is started: it takes about 0.6 GiB, and a trainer's needs vary."""
 KEPT_FOR_BYTES = 320 << 20
 """With less memory free than this, a waiting standby is given up for the trainer's sake."""
+_DRIVER_KINDS = frozenset({FailureKind.GPU_LOST, FailureKind.DRIVER_MISMATCH, FailureKind.NO_GPU})
 _AT_WORK = (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING)
 
 
@@ -55,6 +58,20 @@ def free_memory(snapshot: Snapshot) -> int | Unknown:
     return available
 
 
+def gpu_memory_of(pid: int, snapshot: Snapshot) -> int | None:
+    """Bytes of GPU memory that a process holds, 0 where their number is unknown, None when no GPU names it."""
+    if isinstance(snapshot.gpus, Unknown):
+        return None
+    held = [
+        0 if isinstance(process.used_bytes, Unknown) else process.used_bytes
+        for gpu in snapshot.gpus
+        if not isinstance(gpu.processes, Unknown)
+        for process in gpu.processes
+        if process.pid == pid
+    ]
+    return sum(held) if held else None
+
+
 class Spare:
     """The standby of a run: at most one at a time, and at most one started in each attempt."""
 
@@ -64,6 +81,8 @@ class Spare:
         self._signals = signals
         self._standby: Standby | None = None
         self._announced = False
+        self._wanted = run.config.own.launch.standby == "auto"
+        self._greedy = False
         self._tried_in = 0
         self._at_work: tuple[int, float] | None = None
         self._log = run.paths.root / ".standby.log"
@@ -90,11 +109,12 @@ class Spare:
 
         Raises OSError when the program cannot be started.
         """
+        self._wanted = self._run.config.own.launch.standby == "auto"  # relief may have changed it
         command, environment = trainer_command(self._run), trainer_environment(self._run, paths.spec)
         standby, self._standby = self._standby, None
         if standby is not None:
-            if not standby.serves(command, environment):
-                self._say("standby_discarded", "the trainer is to be started in another way than the standby was")
+            if (why := self._unfit(standby, command, environment)) is not None:
+                self._say("standby_discarded", f"the standby is not used: {why}; starting a new process")
                 self._end(standby)
             elif (process := self._take_over(standby, paths)) is not None:
                 return process
@@ -107,9 +127,18 @@ class Spare:
             self._standby = None
         self._log.unlink(missing_ok=True)
 
+    def _unfit(self, standby: Standby, command: list[str], environment: dict[str, str]) -> str | None:
+        if not standby.serves(command, environment):
+            return "the trainer is to be started with another command or environment than it was"
+        if not self._wanted:
+            return "launch.standby is off now"
+        if self._run.state.failures and self._run.state.failures[-1].kind in _DRIVER_KINDS:
+            return "it may have looked at the GPU driver before that failed"
+        return None
+
     def _due(self) -> bool:
         run = self._run
-        if not has_standby(run.kind) or not run.state.trainer_pid:
+        if not self._wanted or self._greedy or not has_standby(run.kind) or not run.state.trainer_pid:
             return False
         attempt = run.state.attempt
         beat = read_heartbeat(run.paths.attempt(attempt).heartbeat)
@@ -121,8 +150,6 @@ class Spare:
 
     def _start(self) -> None:
         run = self._run
-        if run.config.own.launch.standby == "off":
-            return
         free = self._free_memory()
         if isinstance(free, Unknown):
             self._say("standby_skipped", f"no standby is made ready, for the free memory is unknown: {free.reason}")
@@ -144,8 +171,9 @@ class Spare:
 
     def _look_after(self, standby: Standby) -> None:
         if (status := standby.ended()) is not None:
-            said = next((line for line in reversed(log_tail(self._log).splitlines()) if line.strip()), "")
-            self._give_up(standby, f"it ended by itself ({status}{'; ' if said else ''}{said.strip()[:200]})")
+            lines = [line.strip() for line in log_tail(self._log).splitlines() if line.strip()]
+            said = "".join(f"; {hide_secrets(line[:200])}" for line in lines[-1:])
+            self._give_up(standby, f"it ended by itself ({status}{said})")
             return
         if not self._announced and standby.ready():
             self._announced = True
@@ -154,6 +182,12 @@ class Spare:
         free = self._free_memory()
         if not isinstance(free, Unknown) and free < KEPT_FOR_BYTES:
             self._give_up(standby, f"only {human_bytes(free)} of memory are free")
+            return
+        held = gpu_memory_of(standby.pid, self._sensing.snapshots[-1]) if self._sensing.snapshots else None
+        if held is not None:
+            self._greedy = True
+            size = human_bytes(held) if held else "an unknown amount"
+            self._give_up(standby, f"its imports took {size} of GPU memory, which is the trainer's")
 
     def _give_up(self, standby: Standby, why: str) -> None:
         self._standby = None

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scripted_runs import (
     alive,
@@ -27,10 +27,10 @@ import supervisor.supervise.spare
 from supervisor.config import LoadedConfig, load_document
 from supervisor.process.leftovers import processes_of
 from supervisor.protocol.paths import RunPaths
-from supervisor.sensors.snapshot import CgroupReading, HostReading, Snapshot, Unknown
+from supervisor.sensors.snapshot import CgroupReading, GpuProcess, GpuReading, HostReading, Snapshot, Unknown
 from supervisor.state import Outcome
 from supervisor.supervise import RunRequest, supervise
-from supervisor.supervise.spare import free_memory
+from supervisor.supervise.spare import free_memory, gpu_memory_of
 
 GIB = 1 << 30
 
@@ -148,6 +148,7 @@ def test_a_standby_that_hangs_is_replaced(
     assert run_until(loaded, place, tmp_path / "go", "standby_ready", stop) is Outcome.COMPLETED
     assert "it did not answer; starting a new process" in events(place, "standby_lost")[0].message
     assert not Path(f"/proc/{stopped[0]}").exists()
+    assert events(place, "leftovers_killed") == []  # it was gone before the new process was started
     assert str(stopped[0]) not in said(place, 2)
     assert final_adapter(place) == undisturbed
 
@@ -181,7 +182,7 @@ def test_the_supervisors_death_ends_the_standby(tmp_path: Path, how: str, kind: 
         wait_for(lambda: place.exists() and events(place, kind))
         trainer = state(place).trainer_pid
         (standby,) = processes_of(RunPaths(place).attempt(2).spec)
-        time.sleep(0.2)  # so that the one that "imports" has begun to
+        wait_for(lambda: "a standby beside attempt 1" in (place / ".standby.log").read_text())
         process.kill()
         process.wait()
         wait_for(lambda: not alive(standby))
@@ -249,3 +250,31 @@ def test_free_memory(
     host = HostReading(16 * GIB, available, 0, 0, 0.0, none)
     group = CgroupReading(2, "/job", limit, "/job" if limit else None, used, 0)
     assert free_memory(Snapshot(0.0, 0.0, none, (), host, group, none)) == expected
+
+
+# proves SUP-12: a standby that holds GPU memory is seen
+def test_gpu_memory_of_a_process() -> None:
+    none = Unknown("none")
+
+    def gpu(index: int, *processes: GpuProcess) -> GpuReading:
+        return GpuReading(index, *[none] * 11, processes)
+
+    def at(*gpus: GpuReading) -> Snapshot:
+        host = HostReading(none, none, none, none, none, none)
+        return Snapshot(0.0, 0.0, gpus, (), host, none, none)
+
+    both = at(gpu(0, GpuProcess(7, 300), GpuProcess(8, 5)), gpu(1, GpuProcess(7, 200)))
+    assert gpu_memory_of(7, both) == 500
+    assert gpu_memory_of(9, both) is None
+    assert gpu_memory_of(7, at(gpu(0, GpuProcess(7, none)))) == 0
+    assert gpu_memory_of(7, msgspec.structs.replace(both, gpus=none)) is None
+
+
+# proves SUP-12: nothing that may know a driver which failed takes over
+def test_after_a_lost_gpu_there_is_a_cold_launch(tmp_path: Path) -> None:
+    place, file = tmp_path / "r", tmp_path / "go"
+    lost = {"at": 6, "do": "exit", "code": 1, "attempt": 1, "stderr": "CUDA error: GPU is lost"}
+    loaded = warm({"at": 5, "do": "wait_for_file", "file": str(file), "attempt": 1}, lost)
+    assert run_until(loaded, place, file, "standby_ready") is Outcome.COMPLETED
+    assert [failure.kind for failure in state(place).failures] == ["gpu_lost"]
+    assert "standby_discarded" in kinds(place) and "standby_took_over" not in kinds(place)
