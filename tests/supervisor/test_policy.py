@@ -24,6 +24,10 @@ DOCUMENT: dict[str, Any] = {
     "relief": {"seq_len_rungs": [2048, 1024]},
     "checkpoint": {"keep": 3},
 }
+ONLY_LOSSY: dict[str, Any] = {
+    **DOCUMENT,
+    "train": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_length": 2048},
+}
 EXHAUSTED: dict[str, Any] = {
     "train": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_length": 1024},
     "model": {"base": "small", "fallback": None},
@@ -188,6 +192,7 @@ def waited(kind: FailureKind, *, in_vain: bool, step: int = 7) -> ReliefTaken:
         ({**WATCHED, "ladder": ("halve_micro_batch",)}, "halve_micro_batch"),
         ({**WATCHED, "ladder": ("shorten_sequence",)}, "shorten_sequence"),
         ({**WATCHED, "relief": (waited(FOREIGN, in_vain=True),), "document": EXHAUSTED}, None),
+        ({**WATCHED, "relief": (waited(FOREIGN, in_vain=True),), "document": ONLY_LOSSY}, None),
         ({**WATCHED, "relief": (waited(FOREIGN, in_vain=True),), "ladder": ("wait_for_foreign_vram",)}, None),
         ({}, "unchanged"),
         ({"attempt": 2, "launches": 2, "failures": (failure(FOREIGN),)}, "halve_micro_batch"),
