@@ -57,7 +57,7 @@ class Evidence:
     attempt, whose trainer speaks our protocol and whose end we saw; False for somebody's log.
     ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end. ``bare``: a
     supervised program that need not speak our protocol: what it leaves unsaid is unknown, its exit codes are its own.
-    ``hang``: why we ended it without having been asked to.
+    ``hang``: why we ended it without having been asked to. ``rebooted``: the machine was started anew meanwhile.
     """
 
     report: ExitReport | None
@@ -75,6 +75,7 @@ class Evidence:
     snapshots: tuple[Snapshot, ...] = ()
     bare: bool = False
     hang: Hang | None = None
+    rebooted: bool = False
 
     @property
     def unseen(self) -> bool:
@@ -306,6 +307,9 @@ def _from_unseen_end(evidence: Evidence) -> _Verdict:
     """
     if evidence.stop_requested:
         return _Verdict(FailureKind.INTERRUPTED, 0.7, "The trainer was asked to stop; how it ended was not seen.")
+    if evidence.rebooted:
+        cause = "The machine went down and took the trainer with it; it has been started anew since."
+        return _Verdict(FailureKind.KILLED, 0.8, cause)
     if evidence.oom_kills:
         return _Verdict(
             FailureKind.HOST_OOM, 0.7, "The kernel killed a process of the trainer's control group for want of memory."

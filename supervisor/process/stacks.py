@@ -84,10 +84,8 @@ def _own_stacks(pid: int, stacks: Path) -> str:
 def kernel_view(pid: int) -> str:
     """The threads of a process as the kernel sees them: name, state, CPU seconds, what they wait in."""
     lines = [f"--- process {pid}: {_read(Path(f'/proc/{pid}/cmdline')).replace(chr(0), ' ').strip()[:300]}"]
-    folder = Path(f"/proc/{pid}/task")
-    try:
-        threads = sorted(folder.iterdir(), key=lambda entry: int(entry.name))
-    except (FileNotFoundError, ProcessLookupError):
+    threads = _threads(pid)
+    if not threads:
         return f"{lines[0]} (gone)\n"
     for thread in threads[:THREADS]:
         stat = parse_stat(thread / "stat")
@@ -122,8 +120,8 @@ def busy_seconds(pid: int) -> float | None:
     if stat is None:
         return None
     total, known = 0, False
-    for schedstat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        figures = _read(schedstat).split()
+    for thread in _threads(pid):
+        figures = _read(thread / "schedstat").split()
         if len(figures) >= 2:
             total, known = total + int(figures[0]) + int(figures[1]), True
     return total / 1e9 if known else stat.cpu_ticks / _TICKS
@@ -137,6 +135,14 @@ def moved_bytes(pid: int) -> int | None:
         return None
     figures = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))
     return sum(int(figures.get(name, 0)) for name in ("rchar", "wchar", "read_bytes"))
+
+
+def _threads(pid: int) -> list[Path]:
+    """The folders of a process's threads, oldest first; empty when it is gone."""
+    try:
+        return sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda entry: int(entry.name))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _read(path: Path) -> str:

@@ -168,12 +168,21 @@ def kernel_words(run: Run, paths: AttemptPaths) -> str | None:
     return "\n".join(event.text for event in events if event.pid == pid)
 
 
+def went_down(run: Run) -> bool:
+    """Has the machine been started anew since the attempt's trainer was?"""
+    return bool(run.state.boot_id) and run.state.boot_id != boot_id()
+
+
 def not_again(run: Run, past: Past) -> dict[str, str | None]:
     """Events that stand in the log already although what belongs to them was cut short, for `Journal.leave_out`."""
     if not run.cut_short:
         return {}
-    said: dict[str, str | None] = {kind: past.said[kind] for kind in ("outcome",) if kind in past.said}
+    whatever, alike = frozenset[str](), frozenset({"outcome"})
     if run.state.attempt > run.state.settled:
-        said |= {kind: None for kind in ("attempt_started", "attempt_ended", "failure") if kind in past.said}
-        said |= {kind: past.said[kind] for kind in ("relaunch", "relief") if kind in past.said}
-    return said
+        whatever = frozenset({"attempt_started", "ended_unseen", "attempt_ended", "failure"})
+        alike |= {"relaunch", "relief"}
+    return {
+        kind: message if kind in alike else None
+        for kind, message in past.said.items()
+        if kind in whatever or kind in alike
+    }

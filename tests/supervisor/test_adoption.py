@@ -289,6 +289,24 @@ def test_a_foreign_holder_of_the_lock_is_not_adopted(supervised: Any, tmp_path: 
         lock.release()
 
 
+# proves SUP-10: after a power failure the pids and lock of before mean nothing, and the failure is called what it was
+def test_after_a_power_failure(supervised: Any, undisturbed: bytes) -> None:
+    one = supervised({"at": 8, "do": "hang", "attempt": 1})
+    one.start()
+    trainer = one.trainer_at(7)
+    one.kill()
+    os.kill(trainer, signal.SIGKILL)
+    wait_for(lambda: not alive(trainer))
+    found = state(one.place)
+    found.boot_id, found.trainer_pid = "the boot before", os.getpid()
+    write_state(one.paths.state, found)
+    assert one.start().wait(60) == 0, one.log
+    assert final_adapter(one.place) == undisturbed
+    (failure,) = state(one.place).failures
+    assert failure.kind == "killed" and "The machine went down" in failure.message
+    check_events(one.place)
+
+
 def test_identity_tells_a_process_from_its_namesake() -> None:
     me = identity_of(os.getpid())
     assert me is not None and still_lives(me)

@@ -44,6 +44,7 @@ def test_a_report_counts_without_an_exit_status() -> None:
         ({"kernel_log": VICTIM}, FailureKind.HOST_OOM, 0.7),
         ({"oom_kills": 1}, FailureKind.HOST_OOM, 0.7),
         ({"stop_requested": True}, FailureKind.INTERRUPTED, 0.7),
+        ({"rebooted": True}, FailureKind.KILLED, 0.8),
     ],
 )
 def test_an_end_that_nobody_saw(known: dict[str, Any], kind: FailureKind, surest: float) -> None:
@@ -51,6 +52,11 @@ def test_an_end_that_nobody_saw(known: dict[str, Any], kind: FailureKind, surest
     assert (found.kind, found.step) == (kind, 7)
     assert found.confidence <= surest
     assert found.retryable
+
+
+# proves SUP-10: a power failure is called one
+def test_the_machine_went_down() -> None:
+    assert "The machine went down" in diagnose(unseen(rebooted=True)).explanation
 
 
 # proves SUP-8: a hang is what we ended the trainer for, whatever it said or died of afterwards
