@@ -227,6 +227,7 @@ def main() -> None:
     parser.add_argument("--config", choices=sorted(TARGETS), action="append", help="both unless given")
     parser.add_argument("--kills", type=int, default=3, help="of each side")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that nothing goes on behind our back
     for name in options.config or ["tiny", "quickstart"]:
         compare(name, options.kills)
 
