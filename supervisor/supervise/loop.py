@@ -48,7 +48,15 @@ from supervisor.supervise.attempt import (
     watch,
 )
 from supervisor.supervise.follow import Follower, apply_retention, needed_bytes, quarantine, update_best
-from supervisor.supervise.foreign import foreign_kind, inspect_checkpoints, quarantine_folder, shown_place, watched
+from supervisor.supervise.foreign import (
+    foreign_kind,
+    how_it_goes_on,
+    inspect_checkpoints,
+    note_newest_checkpoint,
+    quarantine_folder,
+    shown_place,
+    watched,
+)
 from supervisor.supervise.gpu_wait import GpuWait
 from supervisor.supervise.opening import Run, RunRefused, RunRequest, open_run, unusable
 from supervisor.supervise.sensing import Sensing
@@ -63,6 +71,7 @@ from supervisor.supervise.taking_up import (
     known_checkpoints,
     not_again,
     read_past,
+    went_down,
 )
 from supervisor.supervise.time_wall import TimeWall
 
@@ -198,7 +207,8 @@ class _Loop:
         rescue(run, follower)
         evidence = self._evidence(left.paths, ended)
         if left.process is None:
-            evidence = replace(evidence, kernel_log=kernel_words(run, left.paths), oom_kills=None, snapshots=())
+            words = kernel_words(run, left.paths)
+            evidence = replace(evidence, kernel_log=words, oom_kills=None, snapshots=(), rebooted=went_down(run))
         evidence = replace(evidence, stop_requested=asked or ended.stop_requested)
         found = left.diagnosis or diagnose(evidence)
         self._record(found, evidence, str(ended.status), ended.leftovers)
@@ -262,8 +272,8 @@ class _Loop:
         """Clean up, verify every checkpoint, quarantine the bad ones, choose the newest good one."""
         run, state = self.run, self.run.state
         folder = run.paths.checkpoints(state.lineage)
-        for place in (run.paths.root, folder, run.paths.attempts):
-            if removed := remove_staging(place):
+        for parent in (run.paths.root, folder, run.paths.attempts):
+            if removed := remove_staging(parent):
                 run.journal.event("staging_removed", f"half-written leftovers removed: {', '.join(removed)}")
         existed = ever_saved(run.paths, state.lineage) or state.last_checkpoint is not None
         infos = inspect_checkpoints(run)
@@ -373,6 +383,7 @@ class _Loop:
             stop_requested=stop_requested or self.stop.poll(),
             verified_step=verified_step,
             planned_steps=state.planned_steps,
+            has_room=not foreseen and self._shortage(good) is None,
             foreign=self.gpu_wait.holders(found),
             foreign_wait_seconds=60 * config.own.relief.foreign_wait_minutes,
         )
@@ -413,7 +424,7 @@ class _Loop:
         )
 
     def _act(self, decision: Relaunch | StepBack) -> None:
-        run, state = self.run, self.run.state
+        run = self.run
         run.journal.event("relaunch", decision.reason, wait_seconds=decision.wait_seconds)
         if isinstance(decision, StepBack):
             drop_snapshots(run)
@@ -478,6 +489,7 @@ class _Loop:
 
     def _finish(self, stop: Stop) -> Outcome:
         run, state = self.run, self.run.state
+        note_newest_checkpoint(run)
         if stop.outcome is Outcome.STOPPED and self.stop.by_wall:
             stop = self._at_the_wall()
         self.wall.remember()
@@ -488,8 +500,8 @@ class _Loop:
             state.last_checkpoint = final.relative_to(run.paths.root).as_posix()
             explanation = f"{explanation} The adapter is in {run.paths.final}."
         elif stop.outcome is Outcome.STOPPED:
-            after = f"goes on from {state.last_checkpoint}" if state.last_checkpoint else "starts from step 0"
-            explanation = f"{explanation} `mens-sup run --run-dir {shlex.quote(str(run.paths.root))}` {after}."
+            again = f"`mens-sup run --run-dir {shlex.quote(str(run.paths.root))}` {how_it_goes_on(run)}"
+            explanation = f"{explanation} {again}."
         end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
         state.outcome = stop.outcome
         state.explanation = explanation
