@@ -86,13 +86,23 @@ class Side:
 
     def recover(self) -> Recovery:
         self.until(self.may_be_killed)
-        begun = self.step()
-        self.until(lambda: self.step() > begun and self.step() % SAVE_STEPS == 1)
+        time.sleep(self._odd_step() / 2)
         done, pid = self.step(), self.pid()
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         self.until(lambda: self.step() > done)
         return Recovery(time.monotonic() - killed, done, self.resumed_at())
+
+    def _odd_step(self) -> float:
+        """Wait until an odd step is just done; the seconds that it took."""
+        before: float | None = None
+        while True:
+            begun = self.step()
+            self.until(lambda begun=begun: self.step() != begun)  # type: ignore[misc]
+            now = time.monotonic()
+            if before is not None and self.step() % SAVE_STEPS == 1:
+                return now - before
+            before = now
 
     def end(self) -> None:
         self._process.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,9 +53,10 @@ def _set_all(pid: int, nice: int) -> None:
 
 
 def _restore(group: Path) -> None:
-    for _ in range(100):  # the kernel refuses (EAGAIN) a second change within a tenth of a second
+    for _ in range(30):  # the kernel refuses (EAGAIN) a change within a tenth of a second of another one
         if _write(group, 0):
             return
+        time.sleep(0.01)
 
 
 def _write(group: Path, nice: int) -> bool:
