@@ -13,7 +13,7 @@ GPU: tuple[Sign, ...] = (
         r"fallen off the bus|GPU is lost|uncorrectable (?:NVLink|ECC) error|double.bit ECC|NVLink error.*fatal",
         r"device(?:s)? (?:has|have) been lost|cudaErrorDevicesUnavailable",
         r"Unable to determine the device handle for GPU",
-        r"CUDA error: (?:uncorrectable|hardware stack error|unknown error$)|GSP (?:RPC )?timeout|CUDA_ERROR_ECC",
+        r"CUDA error: (?:uncorrectable|hardware stack error|unknown error\b)|GSP (?:RPC )?timeout|CUDA_ERROR_ECC",
         r"GPU has been removed|reset required|Reboot the system to recover this GPU|HW Exception by GPU node",
         r"CUDA error: invalid resource handle.*Xid",
         least=LOUD,

@@ -226,7 +226,7 @@ def test_literals_are_necessary() -> None:
     texts += [
         line
         for file in sorted((Path(__file__).parent / "diagnosis_cases").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
+        for line in file.read_text().splitlines()[::3]
     ]
     for sign in SIGNS:
         for phrase in phrases(sign.words):
