@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("supervisor_cost", "resume_cost", "checkpoint_cost", "throughput", "ettr")
+NAMES = ("supervisor_cost", "resume_cost", "checkpoint_cost", "snapshot", "throughput", "recovery", "ettr")
 
 
 def main() -> int:

@@ -37,6 +37,10 @@ class CheckpointInfo:
     def eval_loss(self) -> float | None:
         return self.manifest.eval_loss if self.manifest else None
 
+    @property
+    def interim(self) -> bool:
+        return self.manifest is not None and self.manifest.interim
+
 
 def checkpoint_folders(directory: Path) -> list[Path]:
     """The checkpoint folders of one lineage, oldest step first; staged and foreign entries left out."""
@@ -79,12 +83,14 @@ def to_delete(
 ) -> list[CheckpointInfo]:
     """What retention removes, oldest first: good ones beyond the newest ``keep``.
 
-    Never the newest good one (whatever ``keep`` says), never ``best``, never one of ``protected``.
+    Never the newest good one (whatever ``keep`` says), never ``best``, never one of ``protected``. An interim one
+    is kept only as the newest, so that a row of crashes does not push out those further apart.
     Bad ones are left to the quarantine and do not count as kept.
     """
     good = sorted((info for info in infos if info.good), key=lambda info: info.step)
-    beyond = good[: -max(keep, 1)]
-    return [info for info in beyond if info.path != best and info.path not in protected]
+    regular = [info for info in good[:-1] if not info.interim]
+    kept = {info.path for info in (*good[-1:], *(regular[1 - keep :] if keep > 1 else []))}
+    return [info for info in good if info.path not in kept and info.path != best and info.path not in protected]
 
 
 def delete_checkpoint(path: Path) -> None:

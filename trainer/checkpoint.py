@@ -1,12 +1,17 @@
 """Checkpoints that are whole or absent, and a resume that is exact or refused.
 
-A checkpoint folder is what transformers writes (adapter, optimizer.pt, scheduler.pt, rng_state.pth,
-trainer_state.json) plus the data plan, the configuration, the chat template and, last, the manifest.
+A checkpoint folder is what transformers writes (adapter, scheduler.pt, rng_state.pth, trainer_state.json), but with the
+optimiser's state as safetensors and JSON, plus the data plan, the configuration, the chat template and, last, the
+manifest. Nothing but tensors is large, and their places in their files are the same at every step (snapshots.py).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import io
+import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,17 +23,28 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 
-from supervisor.protocol.atomic import staged_directory
-from supervisor.protocol.manifest import FORMAT_VERSION, Manifest, digest_tree, read_manifest, write_manifest
+from supervisor.protocol.atomic import STAGING_PREFIX, fsync_directory, fsync_file, staged_directory
+from supervisor.protocol.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    digest_tree,
+    read_manifest,
+    write_manifest,
+)
 from trainer.data.plan import Segment
 from trainer.errors import CheckpointCorruptError, CheckpointIncompatibleError, NonFiniteError
+from trainer.tensor_file import write_tensors
 
 ADAPTER_FILE = "adapter_model.safetensors"
+OPTIMISER_FILE = "optimizer.safetensors"
+OPTIMISER_REST_FILE = "optimizer.json"
 DATA_PLAN_FILE = "data_plan.json"
 CONFIG_FILE = "run_config.json"
 TEMPLATE_FILE = "template.json"
-REQUIRED = (ADAPTER_FILE, "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
-            DATA_PLAN_FILE)  # fmt: skip
+REQUIRED = (ADAPTER_FILE, "adapter_config.json", OPTIMISER_FILE, OPTIMISER_REST_FILE, "scheduler.pt", "rng_state.pth",
+            "trainer_state.json", DATA_PLAN_FILE)  # fmt: skip
 CONFIGURED_BY: Mapping[str, tuple[str, ...]] = {
     "data": ("data.sources", "data.on_bad_row", "data.curriculum_field", "data.validation"),
     "validation_data": ("data.validation", "data.sources", "data.on_bad_row"),
@@ -87,53 +103,107 @@ class Provenance:
     chat_template: str
 
 
+@dataclass(frozen=True)
+class StepState:
+    """Everything of one step that a checkpoint holds.
+
+    ``tensors``: by file, then by name; live ones, which the next step changes. The rest are copies, except for
+    ``position``, which may be worked out later.
+    """
+
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    optimiser_rest: Any
+    scheduler: Mapping[str, Any]
+    rng: Mapping[str, Any]
+    trainer_state: Mapping[str, Any]
+    adapter_config: bytes
+    progress: Progress
+    position: Callable[[], DataPosition]
+
+
 def write_checkpoint(
     final: Path,
-    model: PeftModel,
-    progress: Progress,
-    position: DataPosition,
+    state: StepState,
     provenance: Provenance,
-    write_trainer_state: Callable[[Path], None],
-    optimiser_state: Mapping[str, Any],
+    write_trainer_state: Callable[[Path, StepState], None],
 ) -> None:
     """Stage everything beside ``final``, digest it, write the manifest, rename.
 
-    ``write_trainer_state(staged)`` adds optimiser, scheduler, RNG and trainer state. Raises
-    NonFiniteError rather than save weights or moments that are not finite, OSError when the disk is full.
+    ``write_trainer_state`` is :func:`write_trainer_state` or does more. Raises NonFiniteError rather than save
+    weights or moments that are not finite, OSError when the disk is full.
     """
-    _require_finite("adapter", get_peft_model_state_dict(model, save_embedding_layers=False), progress.step)
-    for parameter, moments in optimiser_state.items():
-        _require_finite(f"optimiser state of parameter {parameter}", moments, progress.step)
+    for file, tensors in state.tensors.items():
+        require_finite(file, tensors, state.progress.step)
     with staged_directory(final) as staged:
-        # save_embedding_layers=False: the automatic choice asks the hub about the base model.
-        model.save_pretrained(str(staged), save_embedding_layers=False)
-        (staged / "README.md").unlink(missing_ok=True)
-        write_trainer_state(staged)
-        _write_json(staged / DATA_PLAN_FILE, position)
-        _write_json(staged / CONFIG_FILE, provenance.config)
-        _write_json(staged / TEMPLATE_FILE, provenance.template)
-        (staged / "chat_template.jinja").write_text(provenance.chat_template, encoding="utf-8")
-        write_manifest(
-            staged,
-            Manifest(
-                format_version=FORMAT_VERSION,
-                step=progress.step,
-                planned_steps=progress.planned_steps,
-                tokens_seen=progress.tokens_seen,
-                rows_seen=progress.rows_seen,
-                epoch=progress.epoch,
-                attempt=provenance.attempt,
-                lineage=provenance.lineage,
-                created=time.time(),
-                finite=True,
-                files=digest_tree(staged),
-                identity=dict(provenance.identity),
-                versions=library_versions(),
-                eval_loss=progress.eval_loss,
-            ),
-        )
+        write_tensors(staged / ADAPTER_FILE, state.tensors[ADAPTER_FILE])
+        write_trainer_state(staged, state)
+        for name, data in described(state, provenance).items():
+            (staged / name).write_bytes(data)
+        write_manifest(staged, make_manifest(state.progress, provenance, digest_tree(staged)))
 
 
+def write_trainer_state(staged: Path, state: StepState) -> None:
+    """Moments, schedule, random state and the loop's own counters."""
+    write_tensors(staged / OPTIMISER_FILE, state.tensors[OPTIMISER_FILE])
+    for name, data in trainer_files(state).items():
+        (staged / name).write_bytes(data)
+
+
+def trainer_files(state: StepState) -> dict[str, bytes]:
+    return {
+        OPTIMISER_REST_FILE: msgspec.json.encode(state.optimiser_rest),
+        "scheduler.pt": _saved(state.scheduler),
+        "rng_state.pth": _saved(state.rng),
+        "trainer_state.json": json.dumps(state.trainer_state, sort_keys=True).encode(),
+    }
+
+
+def described(state: StepState, provenance: Provenance) -> dict[str, bytes]:
+    """The files that say what the weights are and where in the data the run is."""
+    return {
+        "adapter_config.json": state.adapter_config,
+        DATA_PLAN_FILE: _json(state.position()),
+        CONFIG_FILE: _json(provenance.config),
+        TEMPLATE_FILE: _json(provenance.template),
+        "chat_template.jinja": provenance.chat_template.encode(),
+    }
+
+
+def make_manifest(
+    progress: Progress, provenance: Provenance, files: dict[str, FileRecord], interim: bool = False
+) -> Manifest:
+    """The manifest of finite weights and moments."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        step=progress.step,
+        planned_steps=progress.planned_steps,
+        tokens_seen=progress.tokens_seen,
+        rows_seen=progress.rows_seen,
+        epoch=progress.epoch,
+        attempt=provenance.attempt,
+        lineage=provenance.lineage,
+        created=time.time(),
+        finite=True,
+        files=files,
+        identity=dict(provenance.identity),
+        versions=library_versions(),
+        eval_loss=progress.eval_loss,
+        interim=interim,
+    )
+
+
+def add_eval_loss(directory: Path, eval_loss: float) -> None:
+    """Enter the result of an evaluation that was made up for after a checkpoint had been saved without it."""
+    manifest = msgspec.structs.replace(read_manifest(directory), eval_loss=eval_loss)
+    # Beside the checkpoint, in which nothing foreign may lie, not even for a moment.
+    staged = directory.with_name(f"{STAGING_PREFIX}{directory.name}.{MANIFEST_NAME}")
+    staged.write_bytes(_json(manifest))
+    fsync_file(staged)
+    os.replace(staged, directory / MANIFEST_NAME)
+    fsync_directory(directory)
+
+
+@functools.cache
 def library_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "trl", "peft", "bitsandbytes")}
 
@@ -220,14 +290,18 @@ def trim_log_history(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return history[-LOGGED_STEPS_KEPT:]
 
 
-def _require_finite(what: str, tensors: Mapping[str, Any], step: int) -> None:
+def require_finite(what: str, tensors: Mapping[str, torch.Tensor], step: int) -> None:
+    """Raises NonFiniteError naming the first tensor with an infinity or a NaN in it."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Mapping):  # 8-bit optimisers keep theirs one level down
-            _require_finite(f"{what}: {name}", tensor, step)
-            continue
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(f"{what}: {name} is not finite at optimiser step {step}; it was not saved")
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+def _saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -17,6 +17,7 @@ from trainer.checkpoint import DataPosition, Provenance, check_compatible, open_
 from trainer.collate import BinCollator
 from trainer.config import SftSections
 from trainer.data.corpus import Corpus, Validation, build_corpus
+from trainer.data.corpus_cache import cached_corpus, corpus_key
 from trainer.data.plan import DataPlan, PlanSpec, Segment, build_plan
 from trainer.data.render import Renderer
 from trainer.data.token_rows import TokenRows
@@ -45,7 +46,7 @@ def run_attempt(
     tokenizer = load_tokenizer(base)
     renderer = make_renderer(sections, base, tokenizer)
 
-    corpus = _corpus(sections, renderer)
+    corpus = _corpus(sections, base, renderer, reporter)
     train, validation = corpus.train, corpus.validation
     reporter.event("corpus", **corpus.report.as_dict())
     identity = _identity(sections, base, renderer, corpus)
@@ -63,12 +64,13 @@ def run_attempt(
         "plan", planned_steps=plan.total_steps, planned_tokens=plan.planned_tokens, planned_rows=plan.planned_rows
     )
     planned = _planned(plan, resumed, start_step)
-    if resumed is not None and start_step == plan.total_steps:
+    if resumed is not None and start_step == plan.total_steps and resumed.eval_loss is not None:
         reporter.beat(step=start_step, planned_steps=start_step)
         reporter.enter(Phase.FINISHED)
         done = {"steps": start_step, "tokens": resumed.tokens_seen, "rows": resumed.rows_seen}
         return _report(planned, done)
 
+    reporter.beat()
     model = add_adapter(
         load_base(base, sections.model, device, reporter.warn), sections.model.lora, sections.train.seed
     )
@@ -91,7 +93,10 @@ def run_attempt(
     if resume_from is not None:
         reporter.beat(step=start_step)
         reporter.event("resumed", f"from {resume_from.name}", path=str(resume_from))
-    trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    if start_step == plan.total_steps:
+        trainer.only_evaluate()
+    else:
+        trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
     reporter.enter(Phase.FINISHED)
     return _report(
         planned, {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
@@ -124,22 +129,38 @@ def make_renderer(sections: SftSections, base: BaseModel, tokenizer: PreTrainedT
     )
 
 
-def _corpus(sections: SftSections, renderer: Renderer) -> Corpus:
+def _corpus(sections: SftSections, base: BaseModel, renderer: Renderer, reporter: Reporter) -> Corpus:
     data = sections.data
-    return build_corpus(
-        sources_of(data),
-        renderer,
-        max_length=sections.train.max_length,
-        on_bad_row=data.on_bad_row,
-        metadata_fields=frozenset(data.metadata_fields),
-        curriculum_field=data.curriculum_field,
-        validation=Validation(
-            path=Path(data.validation.path) if data.validation.path else None,
-            fraction=data.validation.fraction,
-            max_rows=data.validation.max_rows,
-        ),
-        seed=sections.train.seed,
-        cache=cache_root() / "declarations",
+    sources = sources_of(data)
+    held_out = Path(data.validation.path) if data.validation.path else None
+    settings = {
+        "data": data.model_dump(mode="json"),
+        "max_length": sections.train.max_length,
+        "seed": sections.train.seed,
+        "template": renderer.template_hash,
+    }
+
+    def build() -> Corpus:
+        return build_corpus(
+            sources,
+            renderer,
+            max_length=sections.train.max_length,
+            on_bad_row=data.on_bad_row,
+            metadata_fields=frozenset(data.metadata_fields),
+            curriculum_field=data.curriculum_field,
+            validation=Validation(
+                path=held_out, fraction=data.validation.fraction, max_rows=data.validation.max_rows
+            ),
+            seed=sections.train.seed,
+            cache=cache_root() / "declarations",
+            on_progress=reporter.beat,
+        )
+
+    return cached_corpus(
+        cache_root() / "corpus",
+        lambda: corpus_key(sources, base.path, settings, held_out),
+        build,
+        reporter.warn,
     )
 
 

@@ -28,19 +28,25 @@ from trainer.checkpoint import (
     DataPosition,
     Progress,
     Provenance,
+    StepState,
+    add_eval_loss,
     load_adapter,
     trim_log_history,
     write_checkpoint,
+    write_trainer_state,
 )
 from trainer.collate import BinCollator
 from trainer.config import SftSections
 from trainer.data.plan import DataPlan
-from trainer.errors import ConfigurationError, NonFiniteError
+from trainer.errors import ConfigurationError, NonFiniteError, StopRequestedError
 from trainer.loss_spike import LossSpikeGuard
 from trainer.model import trainable_parameters
+from trainer.moments import carry_moments
 from trainer.reporting import Reporter
 from trainer.schedule import lr_factor, warmup_steps
+from trainer.snapshots import open_snapshots
 from trainer.step_boundary import EvaluationInterruptedError, StepBoundary
+from trainer.step_state import StateCollector, read_optimiser_state
 
 
 class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no types
@@ -80,10 +86,14 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         if resumed is not None and resumed.eval_loss is not None:
             self.evaluated_at = (resumed.step, resumed.eval_loss)
         self.grad_norm_clipped: float | None = None
+        self.snapshots = open_snapshots(reporter)
+        self._collector: StateCollector | None = None
+        self._rows_fingerprint: str | None = None
         self._loss_spikes = LossSpikeGuard()
         self._rate_mark = (time.monotonic(), self.tokens_done)
         adapter = {name: parameter.data.clone() for name, parameter in trainable_parameters(model).items()}
-        first_bin = self.start_step * self.plan.spec.bins_per_step
+        # At the last step nothing is left; a data set must not be empty.
+        first_bin = min(self.start_step * self.plan.spec.bins_per_step, self.plan.total_bins - 1)
         super().__init__(
             model=model,
             args=_arguments(sections, reporter, self.plan.total_steps, device),
@@ -122,13 +132,18 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
         base_lrs = list(self.lr_scheduler.base_lrs)
-        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.optimizer.load_state_dict(read_optimiser_state(Path(checkpoint)))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
         factor = self.lr_scheduler.lr_lambdas[0](self.lr_scheduler.last_epoch)
         self.lr_scheduler.base_lrs = base_lrs
         for group, configured, base_lr in zip(self.optimizer.param_groups, settings, base_lrs, strict=True):
             group.update(configured)
             group["lr"] = base_lr * factor
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        optimizer: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        if checkpoint is not None and carry_moments(optimizer):
+            self.reporter.warn(f"the optimiser's moments were carried over to {self.sections.train.optim}")
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -257,6 +272,23 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_label_tokens": float(label_tokens)}
         return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=rows)
 
+    def evaluate_first(self) -> None:
+        """An evaluation before any step. What was resumed from gets its result: it may be the best checkpoint."""
+        try:
+            self.evaluate()
+        except EvaluationInterruptedError:
+            raise StopRequestedError("asked to stop during the first evaluation; nothing new to save") from None
+        if self.resume_from is not None and self.evaluated_at is not None:
+            add_eval_loss(self.resume_from, self.evaluated_at[1])
+
+    def only_evaluate(self) -> None:
+        """Make up for the evaluation after the last step; there is nothing left to train."""
+        self.state.global_step = self.start_step
+        self.accelerator.prepare_model(self.model, evaluation_mode=True)  # as train() prepares it: autocast
+        self._load_from_checkpoint(str(self.resume_from))
+        self.reporter.beat(step=self.start_step, planned_steps=self.start_step)
+        self.evaluate_first()
+
     def evaluation_due(self, step: int) -> bool:
         """Whether an evaluation belongs to this step and has not been done yet."""
         every = self.sections.eval.eval_steps or self.reporter.spec.save_steps
@@ -264,6 +296,13 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         return due and (self.evaluated_at is None or self.evaluated_at[0] != step)
 
     # --- checkpoints --------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.snapshots is not None:
+                self.snapshots.close()
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -280,26 +319,31 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             return
         started = time.monotonic()
         with self.reporter.within(Phase.SAVING):
-            write_checkpoint(
-                final,
-                self.accelerator.unwrap_model(self.model),
-                self.progress(),
-                self.position_at(step),
-                self.provenance,
-                self._write_trainer_state,
-                self.optimizer.state_dict()["state"],
-            )
+            write_checkpoint(final, self.step_state(), self.provenance, self._write_trainer_state)
         size = sum(file.stat().st_size for file in final.iterdir())
         self.reporter.event(
             "checkpoint", path=str(final), seconds=round(self._leave_out_of_rate(started), 3), bytes=size,
             tokens_seen=self.tokens_done,
         )  # fmt: skip
 
-    def _write_trainer_state(self, staged: Path) -> None:
-        self._save_optimizer_and_scheduler(str(staged))
-        self._save_rng_state(str(staged))
+    def _write_trainer_state(self, staged: Path, state: StepState) -> None:
+        self.reporter.beat()  # a save is as long as its files are large
+        write_trainer_state(staged, state)
+        self.reporter.beat()
+
+    def step_state(self) -> StepState:
+        """Everything that a checkpoint of the present step holds; its tensors are the live ones."""
+        if self._collector is None:
+            model = self.accelerator.unwrap_model(self.model)
+            self._collector = StateCollector(model, self.optimizer, self.lr_scheduler)
         self.state.log_history = trim_log_history(self.state.log_history)
-        self.state.save_to_json(str(staged / "trainer_state.json"))
+        step = self.state.global_step
+        return self._collector.collect(self.state, self.progress(), lambda: self.position_at(step))
+
+    def take_snapshot(self, *, interim: bool) -> None:
+        """Hand the present step to the snapshots. ``interim``: no save is due at it."""
+        if self.snapshots is not None:
+            self.snapshots.take(self.step_state, self.provenance, interim)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
@@ -309,7 +353,9 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         return self.plan.rows_before_step(step) / len(self.rows)
 
     def position_at(self, step: int) -> DataPosition:
-        return DataPosition(self.plan.spec.segments, step, self.plan.fingerprint(self.rows.fingerprint(), step))
+        if self._rows_fingerprint is None:
+            self._rows_fingerprint = self.rows.fingerprint()
+        return DataPosition(self.plan.spec.segments, step, self.plan.fingerprint(self._rows_fingerprint, step))
 
     def progress(self) -> Progress:
         step = self.state.global_step

@@ -8,7 +8,6 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from supervisor.protocol.heartbeat import Phase
-from trainer.errors import StopRequestedError
 
 if TYPE_CHECKING:
     from trainer.sft import SupervisedSFTTrainer
@@ -32,10 +31,7 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         self.reporter.beat(step=state.global_step, planned_steps=trainer.plan.total_steps)
         self.reporter.enter(Phase.WARMING_UP)
         if trainer.evaluation_due(state.global_step):
-            try:
-                trainer.evaluate()
-            except EvaluationInterruptedError:
-                raise StopRequestedError("asked to stop during the first evaluation; nothing new to save") from None
+            trainer.evaluate_first()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -63,3 +59,4 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = False
             control.should_save = True
             control.should_training_stop = True
+        self.trainer.take_snapshot(interim=not control.should_save)

@@ -1,5 +1,5 @@
 """The run-directory contract between a supervisor and a trainer.
 
-Only the standard library and msgspec are used here, so that any trainer can import it cheaply.
+Only the standard library, msgspec and xxhash are used here, so that any trainer can import it cheaply.
 The same contract is written down for other languages in docs/run-directory.md.
 """

@@ -17,7 +17,8 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     """``attempts/0003/attempt.json``: everything a trainer needs to take its part.
 
     ``resume_from`` is a verified checkpoint folder or None for step 0. ``accepted_changes`` names
-    differences to the checkpoint (see Manifest.identity) that the user or a relief has accepted.
+    differences to the checkpoint (see Manifest.identity) that the user or a relief has accepted. ``snapshots`` is a
+    folder in shared memory for the state after every optimiser step (see snapshot.py), None for no snapshots.
     """
 
     run_dir: str
@@ -27,6 +28,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     resume_from: str | None
     save_steps: int
     accepted_changes: tuple[str, ...] = ()
+    snapshots: str | None = None
 
 
 class ExitKind(enum.StrEnum):

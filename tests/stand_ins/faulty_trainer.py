@@ -28,6 +28,7 @@ from mishaps import MISHAPS
 import trainer.run
 from supervisor.protocol.attempt import SPEC_VARIABLE, read_spec
 from trainer.__main__ import main
+from trainer.checkpoint import StepState
 from trainer.collate import BinCollator
 from trainer.sft import SupervisedSFTTrainer
 
@@ -71,10 +72,10 @@ class FaultyTrainer(SupervisedSFTTrainer):
             gradient.view(-1)[0] = float("nan")
         return loss
 
-    def _write_trainer_state(self, staged: Path) -> None:
+    def _write_trainer_state(self, staged: Path, state: StepState) -> None:
         if any(fault["do"] == "save_enospc" and strikes(fault, self.state.global_step) for fault in faults_now()):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staged / "optimizer.pt"))
-        super()._write_trainer_state(staged)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staged / "optimizer.safetensors"))
+        super()._write_trainer_state(staged, state)
 
 
 def poison(index: int) -> None:
@@ -90,7 +91,8 @@ def poison(index: int) -> None:
 
 
 if __name__ == "__main__":
-    for fault in faults_now():
+    # Not faults_now(): a standby is started before its attempt is told.
+    for fault in json.loads(os.environ.get(VARIABLE, "[]")):
         if fault["do"] == "poison_bin":
             poison(fault["bin"])
     trainer.run.SupervisedSFTTrainer = FaultyTrainer  # type: ignore[misc]

@@ -31,6 +31,7 @@ class ScriptedTrain(_Section):
     gradient_accumulation_steps: int = 2
     max_length: int = 2048
     adapter_bytes: int = 4096
+    snapshots: bool = False
 
 
 class ScriptedSections(_Section):

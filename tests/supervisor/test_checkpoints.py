@@ -95,9 +95,15 @@ def test_torn_missing_foreign_and_lying_manifests_are_found(tmp_path: Path) -> N
     assert [str(fault) for fault in inspect_checkpoint(extra).faults] == ["stranger: not listed in the manifest"]
 
 
-def info(step: int, eval_loss: float | None = None, good: bool = True) -> CheckpointInfo:
+def info(step: int, eval_loss: float | None = None, good: bool = True, interim: bool = False) -> CheckpointInfo:
     faults = () if good else (Fault("adapter.bin", "missing"),)
-    return CheckpointInfo(Path(f"step-{step:08d}"), step, 100, manifest(step, eval_loss), faults)
+    described = msgspec.structs.replace(manifest(step, eval_loss), interim=interim)
+    return CheckpointInfo(Path(f"step-{step:08d}"), step, 100, described, faults)
+
+
+def interim(step: int) -> CheckpointInfo:
+    """One that was a snapshot between two due saves."""
+    return info(step, interim=True)
 
 
 # proves SUP-13: retention keeps the newest, the best and the protected ones
@@ -113,6 +119,12 @@ def info(step: int, eval_loss: float | None = None, good: bool = True) -> Checkp
         ([info(1)], 1, None, (), []),
         ([info(1), info(2)], 0, None, (), [1]),
         ([], 3, None, (), []),
+        ([info(1), interim(2), interim(3), interim(4)], 3, None, (), [2, 3]),
+        ([info(1), info(2), interim(3)], 2, None, (), [1]),
+        ([info(1), info(2), interim(3)], 1, 1, (), [2]),
+        ([info(1), interim(2), info(3)], 3, None, (), [2]),
+        ([info(1), interim(2), info(3)], 3, 2, (), []),
+        ([interim(1), interim(2)], 3, None, (), [1]),
     ],
 )
 def test_retention(

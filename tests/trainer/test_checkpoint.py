@@ -17,14 +17,15 @@ from tiny_runs import Attempt, Tiny
 from supervisor.protocol.attempt import ExitKind
 from supervisor.protocol.manifest import read_manifest, verify_checkpoint
 from supervisor.protocol.paths import RunPaths
-from trainer.checkpoint import library_versions, open_checkpoint
+from trainer.checkpoint import StepState, library_versions, open_checkpoint
 from trainer.data.plan import Segment
 from trainer.errors import classify
 from trainer.sft import SupervisedSFTTrainer
+from trainer.step_state import read_optimiser_state
 
-CONTENTS = {"adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth",
-            "trainer_state.json", "data_plan.json", "run_config.json", "template.json", "chat_template.jinja",
-            "manifest.json"}  # fmt: skip
+CONTENTS = {"adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "optimizer.json",
+            "scheduler.pt", "rng_state.pth", "trainer_state.json", "data_plan.json", "run_config.json", "template.json",
+            "chat_template.jinja", "manifest.json"}  # fmt: skip
 
 
 # proves TRN-12
@@ -56,8 +57,9 @@ def test_the_manifest_says_what_was_done(plain_run: Attempt) -> None:
 # proves TRN-12: what optimiser, scheduler and RNG files hold is this very step
 def test_optimiser_scheduler_and_rng_are_those_of_the_step(plain_run: Attempt) -> None:
     checkpoint = plain_run.paths.checkpoint(4)
-    optimiser = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    optimiser = read_optimiser_state(checkpoint)
     assert {int(state["step"]) for state in optimiser["state"].values()} == {4}
+    assert set(optimiser["state"]) == {index for group in optimiser["param_groups"] for index in group["params"]}
     assert torch.load(checkpoint / "scheduler.pt", weights_only=True)["last_epoch"] == 4
     assert set(torch.load(checkpoint / "rng_state.pth", weights_only=False)) >= {"python", "numpy", "cpu"}
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 4
@@ -66,8 +68,8 @@ def test_optimiser_scheduler_and_rng_are_those_of_the_step(plain_run: Attempt) -
 class Watched(SupervisedSFTTrainer):
     """Notes what can be seen in the folder of checkpoints in the middle of a save."""
 
-    def _write_trainer_state(self, staged: Path) -> None:
-        super()._write_trainer_state(staged)
+    def _write_trainer_state(self, staged: Path, state: StepState) -> None:
+        super()._write_trainer_state(staged, state)
         self.visible = sorted(path.name for path in self.reporter.paths.checkpoints().iterdir())
         self.manifest_before = (staged / "manifest.json").exists()
 
@@ -120,8 +122,8 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tiny: 
 class FullAtTheLastMoment(SupervisedSFTTrainer):
     """The disk fills up by itself while the last files of the save are written."""
 
-    def _write_trainer_state(self, staged: Path) -> None:
-        super()._write_trainer_state(staged)
+    def _write_trainer_state(self, staged: Path, state: StepState) -> None:
+        super()._write_trainer_state(staged, state)
         free = os.statvfs(staged)
         (staged.parent / ".ballast").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
 

@@ -28,9 +28,9 @@ HARD: dict[str, Any] = {
     "eval.eval_steps": 3,
 }
 RESUMED_AT = 5
-EQUAL_FILES = ("adapter_model.safetensors", "adapter_config.json", "data_plan.json", "template.json",
-               "run_config.json", "chat_template.jinja")  # fmt: skip
-EQUAL_CONTENTS = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+EQUAL_FILES = ("adapter_model.safetensors", "optimizer.safetensors", "optimizer.json", "adapter_config.json",
+               "data_plan.json", "template.json", "run_config.json", "chat_template.jinja")  # fmt: skip
+EQUAL_CONTENTS = ("scheduler.pt", "rng_state.pth")
 """torch.save puts its own file name inside; what these hold is compared bit by bit."""
 
 
@@ -221,7 +221,10 @@ def test_changed_settings_are_used_after_a_resume(tiny: Tiny, checkpoint: Path) 
 
 
 # proves TRN-12, SUP-14: fresh moments are never taken for the old ones
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "data_plan.json", MANIFEST_NAME])
+@pytest.mark.parametrize(
+    "name",
+    ["optimizer.safetensors", "optimizer.json", "scheduler.pt", "rng_state.pth", "data_plan.json", MANIFEST_NAME],
+)
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "unlisted"])
 def test_a_checkpoint_that_lacks_a_file_is_corrupt(checkpoint: Path, tmp_path: Path, name: str, listed: bool) -> None:
     damaged = moved(checkpoint, tmp_path)

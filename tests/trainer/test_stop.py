@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tiny_runs import Attempt, Tiny, kept_signal_handler
@@ -19,7 +21,7 @@ import trainer.run
 from supervisor.protocol.attempt import EXIT_CODES, SPEC_VARIABLE, ExitKind, read_exit_report
 from supervisor.protocol.events import read_events
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
-from supervisor.protocol.manifest import read_manifest, verify_checkpoint
+from supervisor.protocol.manifest import read_manifest, verify_checkpoint, write_manifest
 from supervisor.protocol.paths import RunPaths
 from trainer.sft import SupervisedSFTTrainer
 
@@ -81,7 +83,23 @@ def test_an_evaluation_is_left_saved_and_made_up_for(tiny: Tiny, undisturbed: At
     resumed = tiny.run("stopped-in-eval", CHANGES, resume_from=checkpoint, number=2)
     made_up, expected = resumed.events("evaluation")[before], undisturbed.events("evaluation")[1]
     assert (made_up.step, made_up.data["eval_loss"]) == (expected.step, expected.data["eval_loss"])
+    assert read_manifest(checkpoint).eval_loss == expected.data["eval_loss"], "it may be the best one"
+    assert verify_checkpoint(checkpoint) == []
     assert_ends_alike(undisturbed, resumed)
+
+
+# proves SUP-15: an evaluation that the last step still owes is made up for, too
+def test_the_last_evaluation_is_made_up_for(tiny: Tiny, undisturbed: Attempt) -> None:
+    last = undisturbed.paths.checkpoint(5)
+    place = tiny.root / "last-evaluation"
+    checkpoint = Path(shutil.copytree(last, place / "checkpoints" / last.name))
+    expected = read_manifest(last).eval_loss
+    write_manifest(checkpoint, msgspec.structs.replace(read_manifest(checkpoint), eval_loss=None))
+    resumed = tiny.run("last-evaluation", CHANGES, resume_from=checkpoint, number=2)
+    assert resumed.report is not None and resumed.report.kind is ExitKind.COMPLETED
+    assert resumed.report.done == resumed.report.planned
+    assert resumed.data_of("evaluation")["eval_loss"] == read_manifest(checkpoint).eval_loss == expected
+    assert not resumed.events("progress")
 
 
 @pytest.mark.parametrize("where", ["locate", "load_base"])

@@ -154,6 +154,7 @@ def run(
     trainer_class: type[SupervisedSFTTrainer] = SupervisedSFTTrainer,
     seen: Attempt | None = None,
     reporter_class: type[Reporter] = Reporter,
+    snapshots: Path | None = None,
 ) -> Attempt:
     """One attempt, like ``python -m trainer`` without the process.
 
@@ -163,8 +164,9 @@ def run(
     attempt.paths = RunPaths(run_dir)
     attempt.paths.attempt(number).root.mkdir(parents=True, exist_ok=True)
     spec = AttemptSpec(
-        str(run_dir), number, 1, "unused", str(resume_from) if resume_from else None, save_steps, accepted
-    )
+        str(run_dir), number, 1, "unused", str(resume_from) if resume_from else None, save_steps, accepted,
+        str(snapshots) if snapshots else None,
+    )  # fmt: skip
 
     class Kept(trainer_class):  # type: ignore[misc,valid-type]
         def __init__(self, **parts: Any) -> None:

@@ -1,0 +1,380 @@
+"""proves SUP-11 on the supervisor's side: what a dead trainer left in shared memory is saved, or nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_runs import alive, config, events, final_adapter, run, start_supervisor, state, wait_for
+
+from supervisor.checkpoints import CheckpointInfo, inspect_checkpoint
+from supervisor.protocol.heartbeat import read_heartbeat
+from supervisor.protocol.manifest import FORMAT_VERSION, Manifest
+from supervisor.protocol.paths import RunPaths
+from supervisor.protocol.snapshot import SEAL_NAME, Seal, seal, sealed_file
+from supervisor.sensors.disk import disk_space
+from supervisor.state import Outcome
+from supervisor.supervise import RunRequest
+from supervisor.supervise.opening import Run, open_run
+from supervisor.supervise.snapshots import (
+    STALE_SECONDS,
+    drop_snapshots,
+    end_snapshots,
+    flush_snapshot,
+    fresh_home,
+    remove_stale,
+    snapshot_home,
+    with_snapshot,
+)
+from supervisor.yaml_source import render_yaml
+
+MIB = 1 << 20
+TRAIN: dict[str, Any] = {"snapshots": True}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """In place of /dev/shm."""
+    place = tmp_path / "memory"
+    place.mkdir()
+    return place
+
+
+def snapshotting(memory: Path, *faults: dict[str, Any], save_steps: int = 100, **sections: Any) -> Any:
+    checkpoint = {"snapshot": str(memory), "save_steps": save_steps, **sections.pop("checkpoint", {})}
+    train = {**TRAIN, **sections.pop("train", {})}
+    return config(*faults, train=train, checkpoint=checkpoint, **sections)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, memory: Path) -> Iterator[Run]:
+    """A run in its first attempt, with an empty home for snapshots."""
+    with open_run(RunRequest(snapshotting(memory), tmp_path / "r")) as found:
+        found.state.attempt = 1
+        assert fresh_home(found) is not None
+        yield found
+
+
+def put(run: Run, slot: str, step: int, content: bytes = b"weights" * 100, **changes: Any) -> Path:
+    """A whole snapshot, as a trainer leaves it."""
+    home = snapshot_home(run)
+    assert home is not None
+    folder = home / slot
+    folder.mkdir()
+    files = {"adapter.bin": content, "optimizer.bin": b"moments"}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION, step=step, planned_steps=12, tokens_seen=100 * step, rows_seen=step, epoch=0.5,
+        attempt=1, lineage=1, created=0.0, finite=True, files={}, identity={}, versions={}, interim=True,
+    )  # fmt: skip
+    records = {name: sealed_file(data) for name, data in files.items()}
+    seal(folder, Seal(msgspec.structs.replace(manifest, **changes), records))
+    return folder
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def warnings(run: Run) -> list[str]:
+    return [event.message for event in events(run.paths.root, "warning")]
+
+
+# --- saving one -----------------------------------------------------------------------------------
+
+
+def test_the_newest_is_saved_and_verifies(opened: Run) -> None:
+    put(opened, "a", 6)
+    put(opened, "b", 7, b"newer")
+    saved = flush_snapshot(opened, [])
+    assert saved == opened.paths.checkpoint(7)
+    info = inspect_checkpoint(saved)
+    assert info.faults == () and info.interim
+    assert (saved / "adapter.bin").read_bytes() == b"newer"
+    assert not (saved / SEAL_NAME).exists()
+    (event,) = events(opened.paths.root, "snapshot_saved")
+    assert (event.step, event.data["steps_kept"]) == (7, 7)
+    assert flush_snapshot(opened, [info]) is None, "it is not newer than itself"
+
+
+def flip_a_bit(slot: Path) -> None:
+    file = slot / "adapter.bin"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+def cut_short(slot: Path) -> None:
+    os.truncate(slot / "adapter.bin", 10)
+
+
+def lose_a_file(slot: Path) -> None:
+    (slot / "optimizer.bin").unlink()
+
+
+def break_the_seal(slot: Path) -> None:
+    (slot / SEAL_NAME).write_bytes(b'{"manifest"')
+
+
+DAMAGES = {
+    flip_a_bit: "adapter.bin differs from what was sealed",
+    cut_short: "adapter.bin differs from what was sealed",
+    lose_a_file: "optimizer.bin is missing",
+    break_the_seal: "its seal is none",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_one_is_passed_over_and_said(opened: Run, damage: Any) -> None:
+    put(opened, "a", 6)
+    damage(put(opened, "b", 7))
+    assert flush_snapshot(opened, []) == opened.paths.checkpoint(6)
+    assert checkpoints(opened.paths.root) == ["step-00000006"]
+    (warning,) = warnings(opened)
+    assert DAMAGES[damage] in warning
+
+
+def test_a_torn_one_is_passed_over(opened: Run) -> None:
+    put(opened, "a", 6)
+    (put(opened, "b", 7) / SEAL_NAME).unlink()
+    assert flush_snapshot(opened, []) == opened.paths.checkpoint(6)
+    assert warnings(opened) == []
+
+
+def test_a_name_that_leaves_the_folder_is_refused(opened: Run, tmp_path: Path) -> None:
+    slot = put(opened, "a", 6)
+    (slot / "../../escaped").write_bytes(b"x")
+    sealed = msgspec.json.decode((slot / SEAL_NAME).read_bytes(), type=Seal)
+    seal(slot, msgspec.structs.replace(sealed, files={**sealed.files, "../../escaped": sealed_file(b"x")}))
+    assert flush_snapshot(opened, []) is None
+    assert checkpoints(opened.paths.root) == []
+    assert "is no file name" in warnings(opened)[0]
+
+
+@pytest.mark.parametrize("changes", [{"lineage": 2}, {"attempt": 2}, {"step": 5}], ids=str)
+def test_another_lineage_a_later_attempt_and_an_older_step_are_none_of_it(opened: Run, changes: Any) -> None:
+    saved = opened.paths.checkpoint(5)
+    newest = CheckpointInfo(saved, 5, 10, None, ())
+    put(opened, "a", **{"step": 6, **changes})
+    assert flush_snapshot(opened, [newest]) is None
+    assert checkpoints(opened.paths.root) == []
+
+
+def test_a_folder_that_others_may_enter_is_not_trusted(opened: Run) -> None:
+    put(opened, "a", 6)
+    home = snapshot_home(opened)
+    assert home is not None and home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o770)
+    assert flush_snapshot(opened, []) is None
+    home.chmod(0o700)
+    assert flush_snapshot(opened, []) == opened.paths.checkpoint(6)
+
+
+def test_weights_that_are_not_finite_are_quarantined(opened: Run) -> None:
+    put(opened, "a", 6, finite=False)
+    assert with_snapshot(opened, ()) == ()
+    assert [path.name for path in opened.paths.quarantine().iterdir()] == ["step-00000006"]
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real tmpfs of 8 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0777", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path, leave: int) -> Path:
+    stranger = place / "somebody-elses"
+    with open(stranger, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, disk_space(place).free_bytes - leave)
+    return stranger
+
+
+@pytest.fixture
+def on_a_small_disk(small_disk: Path, memory: Path) -> Iterator[Run]:
+    with open_run(RunRequest(snapshotting(memory), small_disk / "r")) as found:
+        found.state.attempt = 1
+        assert fresh_home(found) is not None
+        yield found
+
+
+# proves SUP-13: neither the room of the next checkpoint nor anything else is touched
+def test_without_room_nothing_changes_and_with_room_it_is_saved(on_a_small_disk: Run, small_disk: Path) -> None:
+    run = on_a_small_disk
+    slot = put(run, "a", 6, bytes(2 * MIB))
+    stranger = fill(small_disk, 4 * MIB)  # enough for this one, but not for the next checkpoint beside it
+    assert flush_snapshot(run, []) is None
+    assert checkpoints(run.paths.root) == []
+    assert "the snapshot of step 6 cannot be saved" in warnings(run)[0]
+    end_snapshots(run, completed=False)
+    assert (slot / SEAL_NAME).exists(), "it stays for whoever makes room"
+    assert "is only in shared memory" in warnings(run)[1]
+    stranger.unlink()
+    assert flush_snapshot(run, []) == run.paths.checkpoint(6)
+
+
+# proves SUP-13: the disk is full in the middle of the copy, because somebody else was faster
+def test_no_space_in_the_middle_of_the_copy_leaves_nothing(on_a_small_disk: Run, small_disk: Path) -> None:
+    run = on_a_small_disk
+    slot = put(run, "a", 6, bytes(5 * MIB))
+    sealed = msgspec.json.decode((slot / SEAL_NAME).read_bytes(), type=Seal)
+    smaller = msgspec.structs.replace(sealed.files["adapter.bin"], size=1000)  # what the check of the room goes by
+    seal(slot, msgspec.structs.replace(sealed, files={**sealed.files, "adapter.bin": smaller}))
+    fill(small_disk, 4 * MIB)
+    assert flush_snapshot(run, []) is None
+    assert checkpoints(run.paths.root) == []
+    assert "No space left on device" in warnings(run)[0]
+    assert (slot / SEAL_NAME).exists()
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("undisturbed") / "r"
+    assert run(config(), place) is Outcome.COMPLETED
+    return final_adapter(place)
+
+
+def starts(run_dir: Path) -> list[int | None]:
+    return [event.step for event in events(run_dir, "attempt_started")]
+
+
+# proves SUP-11: no checkpoint was due yet, and not one finished step is lost
+def test_a_killed_trainer_loses_no_finished_step(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
+    faults = [{"at": at, "do": "kill9", "attempt": number} for number, at in enumerate((5, 8, 9), 1)]
+    place = tmp_path / "r"
+    loaded = snapshotting(memory, *faults, limits={"max_attempts": 4})
+    assert run(loaded, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 4, 7, 8]
+    assert final_adapter(place) == undisturbed
+    assert list(memory.iterdir()) == []
+    kept = [info.name for info in (place / "checkpoints").iterdir()]
+    assert kept == ["step-00000012"], "interim ones last only as long as they are the newest"
+
+
+def test_off_means_off(tmp_path: Path, memory: Path) -> None:
+    place = tmp_path / "r"
+    loaded = snapshotting(memory, {"at": 5, "do": "kill9", "attempt": 1}, checkpoint={"snapshot": "off"})
+    assert run(loaded, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 0]
+
+
+def test_a_place_that_is_not_there_is_said_and_trained_without(tmp_path: Path) -> None:
+    place = tmp_path / "r"
+    assert run(snapshotting(tmp_path / "absent"), place) is Outcome.COMPLETED
+    (warning,) = events(place, "warning")
+    assert "A crash costs up to 100 steps" in warning.message
+
+
+# proves SUP-11: a run that is given up keeps what was done
+def test_the_work_before_a_data_error_is_saved(tmp_path: Path, memory: Path) -> None:
+    place = tmp_path / "r"
+    fault = {"at": 8, "do": "fail", "kind": "data_error", "attempt": 1}
+    assert run(snapshotting(memory, fault), place) is Outcome.GAVE_UP
+    assert checkpoints(place) == ["step-00000007"]
+    assert list(memory.iterdir()) == []
+    assert run(None, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 7]
+
+
+# proves SUP-10, SUP-11: SIGKILL of both at once, and a flush that was killed half-way
+def test_a_snapshot_outlives_both(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
+    place, gate = tmp_path / "r", tmp_path / "gate"
+    fault = {"at": 8, "do": "wait_for_file", "file": str(gate), "attempt": 1}
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(snapshotting(memory, fault).document))
+    supervisor = start_supervisor(file, place)
+    paths = RunPaths(place)
+
+    def waiting() -> int | None:
+        beat = read_heartbeat(paths.attempt(1).heartbeat) if paths.attempt(1).heartbeat.exists() else None
+        return beat.pid if beat is not None and beat.step == 7 else None
+
+    pid = wait_for(waiting)
+    supervisor.kill()
+    supervisor.wait()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
+    half = paths.checkpoints() / ".staging-step-00000007-1"
+    half.mkdir()
+    (half / "adapter.bin").write_bytes(b"half")
+    assert run(None, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 7]
+    assert final_adapter(place) == undisturbed
+    assert not half.exists() and list(memory.iterdir()) == []
+
+
+# proves SUP-14: what kills its loader is distrusted also when it came from a snapshot, and does not come back
+def test_a_distrusted_state_does_not_come_back(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
+    place = tmp_path / "r"
+    faults = [{"at": 6, "do": "kill9", "attempt": 1}, {"at": 0, "do": "segfault", "resumed_from": 5}]
+    loaded = snapshotting(memory, *faults, save_steps=3, limits={"max_attempts": 4})
+    assert run(loaded, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 5, 5, 3]
+    assert [path.name for path in RunPaths(place).quarantine().iterdir()] == ["step-00000005"]
+    assert final_adapter(place) == undisturbed
+
+
+# proves SUP-4: another model is a new run from step 0; what the old one had learnt is kept
+def test_another_model_does_not_start_from_the_old_ones_snapshot(tmp_path: Path, memory: Path) -> None:
+    place = tmp_path / "r"
+    fault = {"at": 6, "do": "oom", "limit": 1, "attempt": 1}
+    loaded = snapshotting(memory, fault, relief={"ladder": ["switch_model"]})
+    assert run(loaded, place) is Outcome.COMPLETED
+    assert starts(place) == [0, 0]
+    assert checkpoints(place) == ["step-00000005"]
+    assert state(place).lineage == 2
+
+
+# --- whose folder it is ---------------------------------------------------------------------------
+
+
+def test_a_new_attempt_begins_with_empty_slots(opened: Run) -> None:
+    put(opened, "a", 6)
+    home = fresh_home(opened)
+    assert home is not None and not (Path(home) / "a").exists()
+
+
+def test_a_new_run_in_the_same_place_has_another_folder(opened: Run, memory: Path) -> None:
+    before = snapshot_home(opened)
+    opened.state.started += 1
+    assert snapshot_home(opened) != before
+    drop_snapshots(opened)
+    assert before is not None and before.exists()
+
+
+def test_folders_of_dead_runs_are_removed(opened: Run, tmp_path: Path, memory: Path) -> None:
+    place, home = tmp_path / "other", snapshot_home(opened)
+    assert home is not None
+    with open_run(RunRequest(snapshotting(memory), place)) as other:
+        other.state.attempt = 1
+        theirs = Path(fresh_home(other) or "")
+        slot = put(other, "a", 3)
+        old = time.time() - STALE_SECONDS - 60
+        os.utime(slot / SEAL_NAME, (old, old))
+        assert remove_stale(memory) == [], "somebody supervises it"
+    os.utime(slot / SEAL_NAME)
+    assert remove_stale(memory) == [], "somebody may go on with it"
+    os.utime(slot / SEAL_NAME, (old, old))
+    assert remove_stale(memory) == [str(place)]
+    assert not theirs.exists() and home.exists()
+    opened.paths.run_yaml.unlink()
+    assert remove_stale(memory) == [], "its lock is held"

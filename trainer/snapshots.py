@@ -1,0 +1,286 @@
+"""After every optimiser step the state goes to shared memory, from where the supervisor saves it when we die.
+
+Between two steps only the tensors are copied, straight into the slot's mapped files (from a GPU: into pinned memory).
+A thread checks, digests and seals them while the next step computes. It draws no random numbers and takes part in
+nothing that the training computes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from supervisor.protocol.snapshot import SLOTS, FastDigest, Seal, SealedFile, break_seal, seal, sealed_file
+from supervisor.sensors.cgroup import find_cgroup, read_cgroup
+from supervisor.sensors.host import read_host
+from supervisor.sensors.snapshot import CgroupReading, Unknown
+from trainer.checkpoint import Provenance, StepState, described, make_manifest, require_finite, trainer_files
+from trainer.errors import NonFiniteError
+from trainer.reporting import Reporter
+from trainer.tensor_file import Layout, in_order, lay_out
+
+MARGIN_BYTES = 16 << 20
+"""Shared memory that snapshots leave to others; NCCL and data loaders need some."""
+MARGIN_SHARE = 0.1
+"""Of all memory, which snapshots leave free."""
+PIECE = 1 << 16
+"""Numbers that are summed and digested at a time."""
+PATIENCE_SECONDS = 1.0
+PATIENCE_SHARE = 0.005
+"""How long all steps together may wait for a snapshot before: so long, and this share of the time so far."""
+
+
+class NoRoomError(Exception):
+    """Too little shared memory or memory; the text says how much there is and how much is needed."""
+
+
+def open_snapshots(reporter: Reporter) -> Snapshots | None:
+    """None when the supervisor has named no folder for them."""
+    folder = reporter.spec.snapshots
+    return Snapshots(Path(folder), reporter) if folder else None
+
+
+class Snapshots:
+    """Two slots in ``folder``. A step finds the slot before still being written: it waits a little, or is skipped."""
+
+    def __init__(self, folder: Path, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._slots = [_Slot(folder / name) for name in SLOTS]
+        self._next = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        self._pending: Future[float] | None = None
+        self._off = False
+        self._warned = False
+        self._began = time.monotonic()
+        self._waited = 0.0
+        self.taken = 0
+        self.skipped = 0
+        self.seconds_between_steps = 0.0
+        self.seconds_of_writer = 0.0
+
+    def take(self, collect: Callable[[], StepState], provenance: Provenance, interim: bool) -> None:
+        """Copy the state between two steps and have it written. Never raises for want of room or a failed write."""
+        if self._off:
+            return
+        started = time.perf_counter()
+        if not self._settled():
+            self.skipped += 1
+            return
+        state = collect()
+        slot = self._slots[self._next]
+        try:
+            if not slot.fits(state):
+                self._make_room(state)
+            slot.copy(state)
+        except (NoRoomError, OSError) as error:
+            self._switch_off(str(error))
+            return
+        self._pending = self._writer.submit(slot.finish, state, provenance, interim)
+        self.seconds_between_steps += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Wait for the last snapshot, so that an error that ends the training loses no step."""
+        if self._pending is not None:
+            wait([self._pending])
+            self._settled()
+        self._writer.shutdown()
+        if self.taken:
+            self._reporter.event(
+                "snapshots",
+                f"{self.taken} steps went to shared memory, {self.skipped} were skipped",
+                taken=self.taken,
+                skipped=self.skipped,
+                bytes=self._slots[0].size,
+                seconds_between_steps=round(self.seconds_between_steps, 3),
+                seconds_of_writer=round(self.seconds_of_writer, 3),
+            )
+
+    def _settled(self) -> bool:
+        """Whether the snapshot before is written, after a little patience."""
+        if self._pending is None:
+            return True
+        if not self._pending.done():
+            started = time.monotonic()
+            patience = PATIENCE_SECONDS + PATIENCE_SHARE * (started - self._began) - self._waited
+            wait([self._pending], timeout=max(0.0, patience))
+            self._waited += time.monotonic() - started
+            if not self._pending.done():
+                return False
+        error = self._pending.exception()
+        if error is None:
+            self.taken += 1
+            self.seconds_of_writer += self._pending.result()
+            self._next = 1 - self._next  # the one that has just been sealed is not touched
+        elif not self._warned and not isinstance(error, NonFiniteError):  # which ends the training anyway
+            self._warned = True
+            self._reporter.warn(
+                f"the snapshot of a step could not be written ({error}); a crash may cost more than one step"
+            )
+        self._pending = None
+        return True
+
+    def _make_room(self, state: StepState) -> None:
+        layouts = {name: lay_out(tensors) for name, tensors in state.tensors.items()}
+        for slot in self._slots:
+            slot.close()
+        size = sum(layout.size for layout in layouts.values())
+        _check_room(self._slots[0].folder.parent, 2 * size)
+        devices = {tensor.device.type for tensors in state.tensors.values() for tensor in tensors.values()}
+        pinned = None
+        if devices != {"cpu"}:
+            pinned = {
+                name: torch.empty(layout.size, dtype=torch.uint8, pin_memory="cuda" in devices)
+                for name, layout in layouts.items()
+            }
+        for slot in self._slots:
+            slot.open(layouts, pinned)
+
+    def _switch_off(self, why: str) -> None:
+        self._off = True
+        save_steps = self._reporter.spec.save_steps
+        self._reporter.warn(f"no snapshots between checkpoints: {why}. A crash costs up to {save_steps} steps")
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    figures = os.statvfs(folder)
+    free = figures.f_bavail * figures.f_frsize
+    if free < needed + MARGIN_BYTES:
+        raise NoRoomError(
+            f"{folder.parent} has {free / 2**20:.0f} MiB of shared memory free, two snapshots and a margin need "
+            f"{(needed + MARGIN_BYTES) / 2**20:.0f} MiB"
+        )
+    host = read_host(None)
+    rooms = []
+    if not isinstance(host.ram_available, Unknown) and not isinstance(host.ram_total, Unknown):
+        rooms.append((host.ram_available, host.ram_total))
+    group = find_cgroup(os.getpid())
+    reading = read_cgroup(group) if not isinstance(group, Unknown) else group
+    match reading:
+        case CgroupReading(limit_bytes=int(limit), used_bytes=int(used)):
+            rooms.append((limit - used, limit))
+    for available, total in rooms:
+        if available < needed + MARGIN_SHARE * total:
+            raise NoRoomError(
+                f"{available / 2**20:.0f} MiB of {total / 2**20:.0f} MiB of memory are available, two snapshots need "
+                f"{needed / 2**20:.0f} MiB beside a margin of a tenth"
+            )
+
+
+class _Slot:
+    """One folder with the files of a checkpoint, those of tensors mapped into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, _MappedFile] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(file.memory) for file in self._files.values())
+
+    def fits(self, state: StepState) -> bool:
+        return self._files.keys() == state.tensors.keys() and all(
+            file.fits(state.tensors[name]) for name, file in self._files.items()
+        )
+
+    def open(self, layouts: Mapping[str, Layout], pinned: Mapping[str, torch.Tensor] | None) -> None:
+        """Raises OSError when there is no room after all."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for name, layout in layouts.items():
+            self._files[name] = _MappedFile(self.folder / name, layout, pinned[name] if pinned else None)
+
+    def close(self) -> None:
+        break_seal(self.folder)
+        self._files = {}
+
+    @torch.no_grad()
+    def copy(self, state: StepState) -> None:
+        """What must happen before the next step: from here on the slot is torn until it is sealed."""
+        break_seal(self.folder)
+        for name, file in self._files.items():
+            file.copy(state.tensors[name])
+        if any(file.pinned is not None for file in self._files.values()) and torch.cuda.is_available():
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def finish(self, state: StepState, provenance: Provenance, interim: bool) -> float:
+        """The writer's part; returns the seconds of processor time that it took."""
+        started = time.thread_time()
+        if self._copied is not None:
+            self._copied.synchronize()
+        sealed: dict[str, SealedFile] = {}
+        for name, file in self._files.items():
+            file.settle()
+            sealed[name] = file.checked(state.progress.step)
+        for name, data in {**trainer_files(state), **described(state, provenance)}.items():
+            (self.folder / name).write_bytes(data)
+            sealed[name] = sealed_file(data)
+        seal(self.folder, Seal(make_manifest(state.progress, provenance, {}, interim), sealed))
+        return time.thread_time() - started
+
+
+class _MappedFile:
+    """A safetensors file in shared memory. ``pinned``: where a GPU's tensors are copied to first."""
+
+    def __init__(self, path: Path, layout: Layout, pinned: torch.Tensor | None) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # Without this, a write to the mapping of a file system that is full would be a SIGBUS.
+            os.posix_fallocate(fd, 0, layout.size)
+            self.memory = mmap.mmap(fd, layout.size)
+        finally:
+            os.close(fd)
+        self.memory[: len(layout.header)] = layout.header
+        self.pinned = pinned
+        self._layout = layout
+        self._mapped = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self._views = layout.views(self._mapped if pinned is None else pinned)
+        self._names = {place.name for place in layout.places}
+        self._shapes = [place.shape for place in layout.places]
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return tensors.keys() == self._names
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        torch._foreach_copy_(self._views, list(in_order(self._layout, tensors)), self.pinned is not None)
+
+    def settle(self) -> None:
+        """What lies in pinned memory goes into the file."""
+        if self.pinned is not None:
+            begin = len(self._layout.header)
+            self._mapped[begin:].copy_(self.pinned[begin:])
+
+    def checked(self, step: int) -> SealedFile:
+        """Size and digest. Raises NonFiniteError; each piece is summed and digested while it is in the cache.
+
+        A finite sum means finite numbers. By numpy: PyTorch would take threads of its own from those that train.
+        """
+        digest = FastDigest()
+        digest.update(self.memory[: len(self._layout.header)])
+        suspects = []
+        for dtype, group in groupby(self._layout.places, key=lambda place: place.dtype):
+            places = list(group)
+            summed = dtype in (torch.float32, torch.float64)
+            flat = self._mapped[places[0].begin : places[-1].end]
+            numbers = (flat.view(dtype) if summed else flat).numpy()
+            finite = summed or not dtype.is_floating_point
+            for begin in range(0, len(numbers), PIECE):
+                piece = numbers[begin : begin + PIECE]
+                digest.update(piece.data)
+                with np.errstate(all="ignore"):
+                    finite = finite and (not summed or bool(np.isfinite(piece.sum())))
+            if not finite:
+                suspects.append(dtype)
+        if suspects:
+            named = zip(self._layout.places, self._layout.views(self._mapped), strict=True)
+            require_finite("snapshot", {place.name: view for place, view in named if place.dtype in suspects}, step)
+        return digest.sealed
