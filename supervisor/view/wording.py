@@ -18,6 +18,7 @@ _WHOLE_SENTENCES = frozenset(
         "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "run_continued", "standby_discarded",
         "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still", "stop_requested",
         "stray_trainer", "stray_trainer_ended", "trainer_stopped",
+        "waited", "waiting",
     }
 )  # fmt: skip
 """Their messages need no label."""
