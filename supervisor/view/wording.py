@@ -25,7 +25,7 @@ _WHOLE_SENTENCES = frozenset(
 _ALARMING = frozenset(
     {
         "alarm", "attempt_ended", "checkpoint_quarantined", "disk_forecast", "disk_low", "failure", "hang",
-        "quarantine", "relief", "trainer_stopped", "waiting", "warning",
+        "quarantine", "relief", "time_wall", "trainer_stopped", "waiting", "warning",
     }
 )  # fmt: skip
 MAX_CHARACTERS = 600
