@@ -32,6 +32,7 @@ RESOURCES: tuple[Sign, ...] = (
         LIKELY,
         r"can't start new thread|pthread_create failed.*(?:Resource temporarily|RLIMIT_NPROC)|RLIMIT_NPROC",
         r"fork: (?:retry: )?Resource temporarily unavailable|BlockingIOError: \[Errno 11\] Resource temporarily",
+        least=0.6,
     ),
     sign(
         K.DISK_FULL,
@@ -95,7 +96,7 @@ RESOURCES: tuple[Sign, ...] = (
         r"low on resource: memory|\bMemoryPressure\b|job killed: v?mem\b.{0,60}exceeded",
         r"\boom-kill event\(s\)|Memory cgroup out of memory|Out of memory: Killed process",
         r"ray\.exceptions\.OutOfMemoryError|killed due to (?:the node running low on )?memory(?: pressure)?",
-        r"node running low on memory|More than \d+% of the memory on",
+        r"node running low on memory|\bran low on memory|More than \d+% of the memory on",
         r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|not enough memory: you tried to allocate",
         r"Unable to allocate [\d.]+ [KMGTP]i?B for an array|ArrayMemoryError",
         r"std::bad_alloc|Cannot allocate memory|\[Errno 12\]|os error 12\b|\[WinError 1455\]|os error 1455",

@@ -51,7 +51,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"|scheduler|trainer_state|rng_state|adapter_model|model|pytorch_model|model_states"
         r"|optim_states)[^']*'",
         r"unable to (?:read|open) .{0,40}(?:safetensors|checkpoint).{0,40}(?:truncated|corrupt|invalid)",
-        r"storage has wrong byte size",
+        r"storage has wrong byte size|\btruncated file\b",
         r"(?:sha256|checksum|digest|hash) (?:mismatch|does not match|verification failed).{0,80}(?:checkpoint"
         r"|weights|model|safetensors)",
         r"(?:checkpoint|weights|model|safetensors).{0,80}(?:sha256|checksum|digest|hash) (?:mismatch|does not match)",
@@ -119,7 +119,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"|zst|gz|png|jpe?g|wav|mp3|mp4)\b",
         r"DatasetNotFoundError|doesn't exist on the Hub or cannot be accessed",
         r"Unable to create tensor, you should probably activate (?:truncation|padding)",
-        r"each element in list of batch should be of equal size",
+        r"each element in list of batch should be of equal size|\bfeatures?\b.{0,60}(?:be aligned|unexpected type)",
         r"expected sequence of length \d+ at dim|too many dimensions 'str'|text input must be of type",
         r"TextEncodeInput must be|stack expects each tensor to be equal size|Conversation roles must alternate",
         r"jinja2\.exceptions\.(?:TemplateError|UndefinedError)",
