@@ -141,8 +141,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             group.update(configured)
             group["lr"] = base_lr * factor
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-        optimizer: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        if checkpoint is not None and carry_moments(optimizer):
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate may have wrapped it
+        if checkpoint is not None and isinstance(optimizer, torch.optim.Optimizer) and carry_moments(optimizer):
             self.reporter.warn(f"the optimiser's moments were carried over to {self.sections.train.optim}")
 
     # --- the step -----------------------------------------------------------------------------
