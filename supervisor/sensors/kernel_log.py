@@ -58,7 +58,7 @@ def _seconds(prefix: re.Match[str]) -> float | None:
 
 
 def past_events(since: float, path: Path = Path("/dev/kmsg")) -> tuple[KernelEvent, ...] | Unknown:
-    """What the kernel still has in its log from ``since`` (seconds since boot) on; nothing without a time of its own."""
+    """What the kernel still has in its log from ``since`` (seconds since boot) on; nothing without a time."""
     log = KernelLog(path)
     log.restart(from_start=True)
     found = log.read()
