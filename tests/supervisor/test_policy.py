@@ -124,6 +124,7 @@ def test_relief_by_kind_of_failure(kind: FailureKind, changes: dict[str, Any], r
         (FailureKind.CUDA_OOM, {"ladder": ()}, Outcome.GAVE_UP, "relief.ladder"),
         (FailureKind.DISK_FULL, {"trim": None, "room": "/x has 1 bytes free."}, Outcome.GAVE_UP, "/x has 1 bytes"),
         (FailureKind.DISK_FULL, {"ladder": ("halve_micro_batch",)}, Outcome.GAVE_UP, "not in relief.ladder"),
+        (FailureKind.DISK_FULL, {"relief": (taken(TRIM, 1, "disk_full"),)}, Outcome.GAVE_UP, "free nothing more"),
         (
             FailureKind.DISK_FULL,
             {"trim": None, "has_room": True, "attempt": 2, "failures": (failure(FailureKind.DISK_FULL),)},
