@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,13 +16,15 @@ from scripted_runs import alive, config, events, final_adapter, run, start_super
 
 from supervisor.checkpoints import CheckpointInfo, inspect_checkpoint
 from supervisor.protocol.heartbeat import read_heartbeat
-from supervisor.protocol.manifest import FORMAT_VERSION, Manifest
+from supervisor.protocol.manifest import FORMAT_VERSION, Manifest, read_manifest, write_manifest
 from supervisor.protocol.paths import RunPaths
 from supervisor.protocol.snapshot import SEAL_NAME, Seal, seal, sealed_file
 from supervisor.sensors.disk import disk_space
 from supervisor.state import Outcome
 from supervisor.supervise import RunRequest
+from supervisor.supervise.follow import Follower
 from supervisor.supervise.opening import Run, open_run
+from supervisor.supervise.sensing import Sensing
 from supervisor.supervise.snapshots import (
     STALE_SECONDS,
     drop_snapshots,
@@ -30,6 +32,7 @@ from supervisor.supervise.snapshots import (
     flush_snapshot,
     fresh_home,
     remove_stale,
+    rescue,
     snapshot_home,
     with_snapshot,
 )
@@ -103,6 +106,21 @@ def test_the_newest_is_saved_and_verifies(opened: Run) -> None:
     (event,) = events(opened.paths.root, "snapshot_saved")
     assert (event.step, event.data["steps_kept"]) == (7, 7)
     assert flush_snapshot(opened, [info]) is None, "it is not newer than itself"
+
+
+# proves SUP-11: an evaluation that was owed is entered later, and may make it the best one
+def test_a_rating_that_comes_later_counts(opened: Run) -> None:
+    put(opened, "a", 6)
+    follower = Follower(opened, [], cast(Sensing, None))
+    rescue(opened, follower)
+    saved = opened.paths.checkpoint(6)
+    assert [event.step for event in events(opened.paths.root, "checkpoint_verified")] == [6]
+    assert not opened.paths.best.exists()
+    write_manifest(saved, msgspec.structs.replace(read_manifest(saved), eval_loss=0.5))
+    follower.take_in()
+    assert opened.paths.best.resolve() == saved
+    assert [info.eval_loss for info in follower.good] == [0.5]
+    assert len(events(opened.paths.root, "checkpoint_verified")) == 1
 
 
 def flip_a_bit(slot: Path) -> None:

@@ -164,23 +164,26 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
 
     def slow(self: Any, state: Any, *args: Any) -> float:
         steps.append(state.progress.step)
-        if state.progress.step == 2:
+        if state.progress.step == 3:
             assert gate.wait(60)
         return finish(self, state, *args)
 
     class Opens(SupervisedSFTTrainer):
+        whole: list[int]
+
         def take_snapshot(self, *, interim: bool) -> None:
             super().take_snapshot(interim=interim)
-            if self.state.global_step == 4:
-                assert [sealed.manifest.step for sealed, _ in sealed_slots(memory)] == [1]
+            if self.state.global_step == 5:
+                self.whole = [sealed.manifest.step for sealed, _ in sealed_slots(memory)]
                 gate.set()
 
     monkeypatch.setattr(snapshots, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(snapshots._Slot, "finish", slow)
-    run = tiny.run("slow-writer", {"train.max_steps": 6}, trainer_class=Opens, snapshots=memory)
+    run = tiny.run("slow-writer", {"train.max_steps": 7}, trainer_class=Opens, snapshots=memory)
+    assert run.built.whole == [2], "the slot of step 1, which is being rewritten, is torn"
     assert run.data_of("snapshots")["skipped"] >= 2
-    assert steps[:2] == [1, 2] and steps[2] > 4
-    assert sealed_slots(memory)[0][0].manifest.step == 6
+    assert steps[:3] == [1, 2, 3] and steps[3] > 5
+    assert sealed_slots(memory)[0][0].manifest.step == steps[-1]
 
 
 # proves SUP-14: what is not finite is never sealed
