@@ -126,9 +126,10 @@ def test_a_trainer_that_ends_unseen(
         check_events(one.place)
 
 
-ALSO_KILLED_AT = ("attempt_ended", "failure", "relaunch", "unsaved:relief", "outcome", "checkpoint_verified")
+ALSO_KILLED_AT = (
+    "attempt_started", "attempt_ended", "failure", "relaunch", "unsaved:relief", "outcome", "checkpoint_verified",
+)  # fmt: skip
 KILLED_AT = (
-    "attempt_started",
     "spawned",
     "unsaved:failure",
     "relief",
