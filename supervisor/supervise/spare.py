@@ -200,6 +200,9 @@ class Spare:
         except StandbyLostError as error:
             self._say("standby_lost", f"the standby did not take the attempt over: {error}; starting a new process")
             return None
+        except OSError:  # a log cannot be opened, so a new process would not help either
+            self._end(standby)
+            raise
         self._say("standby_took_over", f"the standby, process {process.pid}, is the trainer of this attempt")
         return process
 
