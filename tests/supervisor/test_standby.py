@@ -134,9 +134,7 @@ def test_a_standby_that_dies_is_done_without(tmp_path: Path, undisturbed: bytes)
 
 
 # proves SUP-12: one that hangs when the job comes is killed first, so that there are never two trainers
-def test_a_standby_that_hangs_is_replaced(
-    tmp_path: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_that_hangs_is_replaced(tmp_path: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor.process.standby, "TAKE_SECONDS", 0.2)
     place, stopped = tmp_path / "r", []
 
@@ -218,9 +216,7 @@ def test_without_memory_or_wish_there_is_none(tmp_path: Path, monkeypatch: pytes
 
 
 # proves SUP-12: given up for the trainer's sake when memory runs short later
-def test_a_waiting_standby_is_given_up_when_memory_runs_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_standby_is_given_up_when_memory_runs_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "r"
 
     def short(pid: int) -> None:
@@ -243,9 +239,7 @@ def test_a_waiting_standby_is_given_up_when_memory_runs_short(
         (Unknown("?"), 4 * GIB, 3 * GIB, Unknown("?")),
     ],
 )
-def test_free_memory(
-    available: int | Unknown, limit: int | None, used: int | Unknown, expected: int | Unknown
-) -> None:
+def test_free_memory(available: int | Unknown, limit: int | None, used: int | Unknown, expected: int | Unknown) -> None:
     none = Unknown("none")
     host = HostReading(16 * GIB, available, 0, 0, 0.0, none)
     group = CgroupReading(2, "/job", limit, "/job" if limit else None, used, 0)

@@ -113,9 +113,7 @@ def read_corpus(path: Path) -> Corpus | None:
             return None
         return np.frombuffer(data, np.dtype(found.dtype), found.length, body + found.offset)
 
-    return Corpus(
-        _rows("train", array), _rows("validation", array), msgspec.convert(header.report, type=CorpusReport)
-    )
+    return Corpus(_rows("train", array), _rows("validation", array), msgspec.convert(header.report, type=CorpusReport))
 
 
 def encode_corpus(corpus: Corpus) -> bytes:
