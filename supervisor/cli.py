@@ -64,9 +64,7 @@ def run(options: argparse.Namespace) -> int:
     from supervisor.supervise import RunRequest, supervise
     from supervisor.view.screen import open_view
 
-    request = RunRequest(
-        config, directory, options.max_attempts, tuple(options.accept_change), options.authorize_hours
-    )
+    request = RunRequest(config, directory, options.max_attempts, tuple(options.accept_change), options.authorize_hours)
     with open_view(directory, live=not options.no_live) as on_tick:
         outcome = supervise(request, on_tick)
     try:

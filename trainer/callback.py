@@ -145,9 +145,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
             message = f"early stopping ended the training at step {done} (planned: at most {planned})"
             self._writer.report(ExitKind.COMPLETED, message, done, done)
         else:
-            self._writer.report(
-                ExitKind.COMPLETED, f"{done} of {planned} planned optimiser steps done", done, planned
-            )
+            self._writer.report(ExitKind.COMPLETED, f"{done} of {planned} planned optimiser steps done", done, planned)
 
     def _rates(self, state: TrainerState) -> dict[str, Any]:
         """Planned steps, tokens where transformers counts them, and the time left once a rate is known."""
@@ -218,9 +216,7 @@ class _Writer:
     def report(self, kind: ExitKind, message: str, done: int, planned: int) -> None:
         phase = self._heartbeat.phase.name.lower()
         self._heartbeat.beat(Phase.FINISHED, done, planned)
-        report = ExitReport(
-            kind, message, step=done, phase=phase, planned={"steps": planned}, done={"steps": done}
-        )
+        report = ExitReport(kind, message, step=done, phase=phase, planned={"steps": planned}, done={"steps": done})
         try:
             write_exit_report(self._paths.exit_report, report)
         except OSError as error:

@@ -148,9 +148,7 @@ def _corpus(sections: SftSections, base: BaseModel, renderer: Renderer, reporter
             on_bad_row=data.on_bad_row,
             metadata_fields=frozenset(data.metadata_fields),
             curriculum_field=data.curriculum_field,
-            validation=Validation(
-                path=held_out, fraction=data.validation.fraction, max_rows=data.validation.max_rows
-            ),
+            validation=Validation(path=held_out, fraction=data.validation.fraction, max_rows=data.validation.max_rows),
             seed=sections.train.seed,
             cache=cache_root() / "declarations",
             on_progress=reporter.beat,

@@ -322,9 +322,7 @@ def _from_unseen_end(evidence: Evidence) -> _Verdict:
             found.best.kind, confidence, _told(found.best), _lines(found.best, found), _also(found), summary=True
         )
     cause = "The trainer ended without a report, and how it ended was not seen; that is what SIGKILL looks like."
-    return _Verdict(
-        FailureKind.KILLED, 0.4, cause, found.last_lines, (FailureKind.NATIVE_CRASH, FailureKind.HOST_OOM)
-    )
+    return _Verdict(FailureKind.KILLED, 0.4, cause, found.last_lines, (FailureKind.NATIVE_CRASH, FailureKind.HOST_OOM))
 
 
 def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:

@@ -43,9 +43,7 @@ class Follower:
     ``good``: the verified checkpoints so far. ``offset``: where to begin in the event log; None: at its end.
     """
 
-    def __init__(
-        self, run: Run, good: Sequence[CheckpointInfo], sensing: Sensing, offset: int | None = None
-    ) -> None:
+    def __init__(self, run: Run, good: Sequence[CheckpointInfo], sensing: Sensing, offset: int | None = None) -> None:
         self.run = run
         self._sensing = sensing
         self._keep = run.config.own.checkpoint.keep

@@ -168,6 +168,6 @@ def _never_freed(held: tuple[Holder, ...]) -> str:
     return (
         f"The trainer has ended, but its GPU memory was not freed within {duration(RELEASE_SECONDS)}: "
         f"{_dead_text(held)}. The driver still holds it for a process that is gone, so another attempt would only run "
-        "out of memory. Reboot the machine (or reset the card with `nvidia-smi -r` when nothing else uses it), then run "
-        "again with the same --run-dir; it goes on from its newest verified checkpoint."
+        "out of memory. Reboot the machine (or reset the card with `nvidia-smi -r` when nothing else uses it), then "
+        "run again with the same --run-dir; it goes on from its newest verified checkpoint."
     )

@@ -7,36 +7,28 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import replace
 
 from supervisor.checkpoints import (
     CheckpointInfo,
-    best_checkpoint,
-    ever_saved,
-    inspect_checkpoint,
     inspect_lineage,
     link_checkpoint,
-    linked_checkpoint,
     planned_checkpoint,
 )
 from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose, fingerprint
 from supervisor.diagnosis.kinds import FailureKind
 from supervisor.jobs import Relief
 from supervisor.notify import notify
-from supervisor.process.leftovers import subreaper
+from supervisor.process.leftovers import end_leftovers, subreaper
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus
 from supervisor.process.stop import StopPlan, StuckProcessError
-from supervisor.protocol.atomic import remove_staging, write_atomic
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.redact import shown_value
 from supervisor.relief.effective import taken
 from supervisor.relief.ledger import forgiven, place
 from supervisor.relief.policy import Decision, PolicyInput, Relaunch, StepBack, Stop, WaitForGpu, decide
-from supervisor.relief.retention import plan_trim
-from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
+from supervisor.sensors.disk import FULL_ERRORS
 from supervisor.state import Failure, Outcome
 from supervisor.supervise.attempt import (
     TICK_SECONDS,
@@ -47,20 +39,21 @@ from supervisor.supervise.attempt import (
     prepare_attempt,
     watch,
 )
-from supervisor.supervise.follow import Follower, apply_retention, needed_bytes, quarantine, update_best
+from supervisor.supervise.completed import check_completed
+from supervisor.supervise.follow import Follower, apply_retention, quarantine
 from supervisor.supervise.foreign import (
     foreign_kind,
     how_it_goes_on,
     inspect_checkpoints,
     note_newest_checkpoint,
-    quarantine_folder,
-    shown_place,
     watched,
 )
 from supervisor.supervise.gpu_wait import GpuWait
 from supervisor.supervise.opening import Run, RunRefused, RunRequest, open_run, unusable
+from supervisor.supervise.prepare import possible_trim, prepare, room, shortage
+from supervisor.supervise.record import enter_failure, record
 from supervisor.supervise.sensing import Sensing
-from supervisor.supervise.snapshots import drop_snapshots, end_snapshots, rescue, with_snapshot
+from supervisor.supervise.snapshots import drop_snapshots, end_snapshots, rescue
 from supervisor.supervise.spare import Spare
 from supervisor.supervise.stray import end_stray_trainer
 from supervisor.supervise.taking_up import (
@@ -84,7 +77,7 @@ def supervise(request: RunRequest, on_tick: Callable[[], None]) -> Outcome:
     """
     with SignalQueue() as signals, subreaper(), open_run(request) as run:
         if run.state.outcome is Outcome.COMPLETED:
-            _check_completed(run)
+            check_completed(run)
             return Outcome.COMPLETED
         past = read_past(run)
         environment = {**os.environ, **run.config.own.launch.env}
@@ -93,38 +86,6 @@ def supervise(request: RunRequest, on_tick: Callable[[], None]) -> Outcome:
             closing(Spare(run, sensing, signals)) as spare,
         ):
             return _Loop(run, signals, spare.beside(on_tick), sensing, past, spare).until_over()
-
-
-def _check_completed(run: Run) -> None:
-    """A completed run is one whose last checkpoint still verifies; a lost ``final`` link is made again."""
-    state, paths = run.state, run.paths
-    if foreign_kind(run) is not None:
-        return  # what it left behind is its own business
-    last = paths.checkpoint(state.planned_steps, state.lineage)
-    if not last.is_dir():
-        problem = "is gone"
-    elif faults := inspect_checkpoint(last).faults:
-        problem = f"does not verify: {'; '.join(map(str, faults))}"
-    elif paths.final.exists() and not paths.final.is_symlink():
-        raise RunRefused(f"{paths.final} should be a link to {last}, but something else has that name. Move it away.")
-    else:
-        link_checkpoint(paths.final, last)
-        # Said anew, because the folder may have been moved since.
-        state.explanation = f"All planned steps, tokens and rows are done. The adapter is in {paths.final}."
-        run.journal.save()
-        return
-    raise RunRefused(
-        f"{paths.root} was completed, but its last checkpoint {last} {problem}. Restore it from a backup, or train "
-        "again in a new --run-dir."
-    )
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What the next attempt starts from. ``good``: all verified checkpoints of the lineage."""
-
-    resume: CheckpointInfo | None
-    good: tuple[CheckpointInfo, ...]
 
 
 class _Loop:
@@ -181,6 +142,8 @@ class _Loop:
         run, state = self.run, self.run.state
         run.journal.leave_out(not_again(run, self.past))
         left = find_unfinished(run)
+        # A standby ends with its supervisor, but only once it gets to run: it is of the lowest priority.
+        end_leftovers(run.paths.attempt(state.attempt + 1).spec)
         if left is None or left.process is None:
             end_stray_trainer(run, self.signals, StopPlan(run.config.own.limits.stop_grace_seconds))
         if left is None:
@@ -211,7 +174,7 @@ class _Loop:
             evidence = replace(evidence, kernel_log=words, oom_kills=None, snapshots=(), rebooted=went_down(run))
         evidence = replace(evidence, stop_requested=asked or ended.stop_requested)
         found = left.diagnosis or diagnose(evidence)
-        self._record(found, evidence, str(ended.status), ended.leftovers)
+        record(run, found, evidence, str(ended.status), ended.leftovers)
         over = asked and found.kind is FailureKind.INTERRUPTED and not ended.stop_requested
         decision = None if over else self._decide(found, follower.good, stop_requested=ended.stop_requested)
         if run.taken_over and isinstance(decision, Stop) and decision.outcome not in (
@@ -233,11 +196,11 @@ class _Loop:
     def _attempt(self) -> Decision:
         """Observe and diagnose one attempt, from the choice of its checkpoint to the decision after it."""
         run, state = self.run, self.run.state
-        prepared = self._prepare()
+        prepared = prepare(run)
         if isinstance(prepared, Stop):
             return prepared
-        if shortage := self._shortage(prepared.good):
-            return self._decide(shortage, prepared.good, foreseen=True)
+        if lacking := shortage(run, prepared.good):
+            return self._decide(lacking, prepared.good, foreseen=True)
         if self.stop.poll():
             return Stop(Outcome.STOPPED, "Stopped on request before the next attempt.")
         state.attempt += 1
@@ -265,88 +228,11 @@ class _Loop:
         rescue(run, follower)
         evidence = self._evidence(paths, ended)
         found = diagnose(evidence)
-        self._record(found, evidence, str(ended.status), ended.leftovers)
+        record(run, found, evidence, str(ended.status), ended.leftovers)
         return self._decide(found, follower.good, stop_requested=ended.stop_requested)
-
-    def _prepare(self) -> _Prepared | Stop:
-        """Clean up, verify every checkpoint, quarantine the bad ones, choose the newest good one."""
-        run, state = self.run, self.run.state
-        folder = run.paths.checkpoints(state.lineage)
-        for parent in (run.paths.root, folder, run.paths.attempts):
-            if removed := remove_staging(parent):
-                run.journal.event("staging_removed", f"half-written leftovers removed: {', '.join(removed)}")
-        existed = ever_saved(run.paths, state.lineage) or state.last_checkpoint is not None
-        infos = inspect_checkpoints(run)
-        for info in infos:
-            if not info.good:
-                quarantine(run, info.path, info.step, info.faults)
-        good = tuple(info for info in infos if info.good)
-        good = with_snapshot(run, good)
-        update_best(run, good)
-        if best_checkpoint(good) is None:
-            state.best_checkpoint = None
-            run.paths.best.unlink(missing_ok=True)
-        if good:
-            state.last_checkpoint = shown_place(run, good[-1].path)
-            return _Prepared(good[-1], good)
-        if existed:
-            folder = infos[-1].path.parent if infos else folder
-            return Stop(
-                Outcome.GAVE_UP,
-                f"No trustworthy checkpoint is left in {folder}, although there were some: the bad ones are in "
-                f"{quarantine_folder(run, folder / 'any')}, the reason for each stands in {run.paths.events.name}. A "
-                "run never starts from zero again by itself. Restore a good checkpoint from a backup into that folder, "
-                "or start again on purpose with a new --run-dir.",
-            )
-        state.last_checkpoint = None
-        return _Prepared(None, ())
-
-    def _shortage(self, good: Sequence[CheckpointInfo]) -> Diagnosis | None:
-        """A full disk foreseen: there is no room to save beside what is there."""
-        space = disk_space(self.run.paths.root)
-        needed = needed_bytes(good)
-        if space.free_bytes >= needed and space.free_inodes != 0:
-            return None
-        cause = "There is no room for the next checkpoint."
-        return Diagnosis(
-            kind=FailureKind.DISK_FULL,
-            confidence=1.0,
-            step=self.run.state.step,
-            where="before launch",
-            evidence=(),
-            retryable=True,
-            explanation=cause,
-            fingerprint=fingerprint(FailureKind.DISK_FULL, cause),
-        )
 
     def _final_verified(self, planned_steps: int) -> bool:
         return planned_checkpoint(self.run.paths, self.run.state.lineage, planned_steps) is not None
-
-    def _record(self, found: Diagnosis, evidence: Evidence, status: str, leftovers: int) -> None:
-        """Write the diagnosis down: diagnosis.json, and the events of the attempt's end."""
-        run, state = self.run, self.run.state
-        try:
-            data = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-            write_atomic(run.paths.attempt(state.attempt).diagnosis, data)
-        except OSError as error:
-            if error.errno not in FULL_ERRORS:
-                raise
-            run.journal.event("warning", f"diagnosis.json could not be written: {error.strerror}")
-        if leftovers:
-            run.journal.event("leftovers_killed", f"{leftovers} process(es) that the trainer left behind were ended")
-        run.journal.event("attempt_ended", f"attempt {state.attempt} ended: {status}", step=found.step, status=status)
-        asked = evidence.stop_requested and found.kind is FailureKind.INTERRUPTED
-        if found.kind is FailureKind.COMPLETED or asked:
-            return
-        run.journal.event(
-            "failure",
-            f"{found.kind.value} {found.where}: {found.explanation}",
-            step=found.step,
-            failure=found.kind.value,
-            confidence=found.confidence,
-            evidence=list(found.evidence),
-            fingerprint=found.fingerprint,
-        )
 
     def _decide(
         self,
@@ -374,16 +260,16 @@ class _Loop:
             ladder=config.own.relief.order,
             strict_order=config.own.relief.strict_order and not foreseen,
             rungs=run.rungs,
-            trim=self._trim(good),
+            trim=possible_trim(run, good),
             failures=tuple(state.failures),
             relief=tuple(state.relief),
             backoff_seconds=config.own.limits.backoff_seconds,
             backoff_max_seconds=config.own.limits.backoff_max_seconds,
-            room=self._room(good) if found.kind is FailureKind.DISK_FULL else "",
+            room=room(run, good) if found.kind is FailureKind.DISK_FULL else "",
             stop_requested=stop_requested or self.stop.poll(),
             verified_step=verified_step,
             planned_steps=state.planned_steps,
-            has_room=not foreseen and self._shortage(good) is None,
+            has_room=not foreseen and shortage(run, good) is None,
             foreign=self.gpu_wait.holders(found),
             foreign_wait_seconds=60 * config.own.relief.foreign_wait_minutes,
         )
@@ -392,36 +278,8 @@ class _Loop:
             decision = self.gpu_wait.then_decide(given, decision)
         asked = stop_requested and found.kind is FailureKind.INTERRUPTED
         if found.kind is not FailureKind.COMPLETED and not asked:
-            state.failures.append(
-                Failure(
-                    attempt=state.attempt,
-                    kind=found.kind.value,
-                    step=found.step,
-                    message=found.explanation,
-                    fingerprint=found.fingerprint,
-                    time=time.time(),
-                    lineage=state.lineage,
-                    resumed_step=self.resumed_step,
-                    verified_step=verified_step,
-                    planned_steps=state.planned_steps,
-                )
-            )
+            enter_failure(run, found, self.resumed_step, verified_step)
         return decision
-
-    def _trim(self, good: Sequence[CheckpointInfo]) -> Relief | None:
-        if foreign_kind(self.run) is not None:
-            return None  # its checkpoints are its own
-        best, final = best_checkpoint(good), linked_checkpoint(self.run.paths.final)
-        keep = self.run.config.own.checkpoint.keep
-        return plan_trim(good, keep, best.path if best else None, [final] if final else [])
-
-    def _room(self, good: Sequence[CheckpointInfo]) -> str:
-        space = disk_space(self.run.paths.root)
-        inodes = "" if space.free_inodes is None else f" and {space.free_inodes} inodes"
-        return (
-            f"{space.mount} has {human_bytes(space.free_bytes)}{inodes} free; the next checkpoint needs "
-            f"{human_bytes(needed_bytes(good))} there, beside the present ones."
-        )
 
     def _act(self, decision: Relaunch | StepBack) -> None:
         run = self.run

@@ -225,6 +225,8 @@ class _Disturbed:
                 found.problems.append("the adapter differs from the undisturbed run's")
         found.problems += observe.broken_promises(paths)
         found.problems += [f"orphan: {process}" for process in strike.living(self.run_dir)]
+        if found.exit_code == 0:
+            found.problems += [f"left in shared memory: {place}" for place in strike.shared_memory_of(self.run_dir)]
         for struck in found.struck:
             self._judge_one(struck, next(fault for fault in faults if fault.name == struck.name))
 

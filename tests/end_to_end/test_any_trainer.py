@@ -89,9 +89,7 @@ def test_two_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
         torchrun, "--standalone", "--nproc-per-node=2", str(SCRIPT), ["--output", "{output_dir}"],
         ["--step-seconds", "0.3"], ["--resume", "{resume_from}"],
     ]  # fmt: skip
-    file.write_text(
-        render_yaml({"kind": "command", "command": command, "checkpoints": {"dir": "{output_dir}"}})
-    )
+    file.write_text(render_yaml({"kind": "command", "command": command, "checkpoints": {"dir": "{output_dir}"}}))
     process = start(place, {}, config=file)
     beat_at(place, 1, 3)
     process.terminate()

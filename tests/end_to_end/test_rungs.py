@@ -64,5 +64,3 @@ def test_one_rung_carries_the_run_to_its_end(tmp_path: Path, undisturbed: Path, 
     assert taken.price in announced.message
     assert announced.time < events(place, "attempt_started")[1].time
     assert taken.price in mens_sup("status", place).stdout.replace("\n", " ")
-
-

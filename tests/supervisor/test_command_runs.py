@@ -167,9 +167,7 @@ print(sys.argv[1], sys.argv[2], file=open("starts", "a"))
 if sys.argv[2] == "big":
     sys.exit("Traceback (most recent call last):\\n  File 'train.py', line 9, in <module>\\n{OOM}")
 """
-    config = loaded(
-        tmp_path, source, "{output_dir}", "{model}", values={"model": "big"}, fallback={"model": ["small"]}
-    )
+    config = loaded(tmp_path, source, "{output_dir}", "{model}", values={"model": "big"}, fallback={"model": ["small"]})
     assert run(config, tmp_path / "r") is Outcome.COMPLETED
     output = tmp_path / "r" / "output"
     assert (tmp_path / "starts").read_text() == f"{output} big\n{output}-2 small\n"
