@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import replace
 
 from supervisor.diagnosis.foreign_gpu import blamed
 from supervisor.diagnosis.gpu_memory import is_foreign, read_gpu_memory
@@ -17,100 +12,18 @@ from supervisor.diagnosis.kinds import FACTS, FailureKind, observed
 from supervisor.diagnosis.loglines import read_lines
 from supervisor.diagnosis.no_room import no_room
 from supervisor.diagnosis.progress import read_progress
+from supervisor.diagnosis.reported import from_report, outlived
+from supervisor.diagnosis.values import Diagnosis, Evidence, Verdict, fingerprint
 from supervisor.diagnosis.weigh import Candidate, Weighed, signal_name, weigh
-from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
-from supervisor.protocol.heartbeat import Heartbeat
+from supervisor.protocol.attempt import EXIT_CODES, ExitKind
 from supervisor.redact import hide_secrets
 from supervisor.sensors.holders import holders_text
-from supervisor.sensors.snapshot import Snapshot
 
 EVIDENCE_LINES = 12
 CAUSE_CHARACTERS = 500
 OTHERS = 3
 _TELLS_ENOUGH = 0.5
 """The least score of a log's words that is believed when the exit status is not known."""
-PLANNED_FIGURES = ("steps", "tokens", "rows")
-
-
-@dataclass(frozen=True)
-class Hang:
-    """The trainer had to be ended because it stopped making progress at ``step`` in ``phase`` (empty: unknown).
-
-    ``lines``: where it stood, for people.
-    """
-
-    cause: str
-    step: int
-    phase: str
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What is known about an ended attempt. At most one of ``exit_code`` and ``signal`` is set; neither where nobody
-    saw how it ended: not our child, or it ended while no supervisor lived.
-
-    ``stderr_tail``: the log or its end. ``stop_requested``: we asked it to stop. ``killed_by_us``: the last
-    resort that we used. ``resumed_step``: where the attempt started. ``final_verified``: the checkpoint
-    of the planned step is there and good. ``kernel_log``: the kernel's lines of that time, None when unread.
-    ``oom_kills``: by which the control group's counter rose, None when unknown. ``first_hand``: a supervised
-    attempt, whose trainer speaks our protocol and whose end we saw; False for somebody's log.
-    ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end. ``bare``: a
-    supervised program that need not speak our protocol: what it leaves unsaid is unknown, its exit codes are its own.
-    ``hang``: why we ended it without having been asked to. ``rebooted``: the machine was started anew meanwhile.
-    """
-
-    report: ExitReport | None
-    exit_code: int | None
-    signal: int | None
-    stderr_tail: str
-    heartbeat: Heartbeat | None
-    stop_requested: bool = False
-    killed_by_us: bool = False
-    final_verified: bool = False
-    resumed_step: int = 0
-    kernel_log: str | None = None
-    oom_kills: int | None = None
-    first_hand: bool = True
-    snapshots: tuple[Snapshot, ...] = ()
-    bare: bool = False
-    hang: Hang | None = None
-    rebooted: bool = False
-
-    @property
-    def unseen(self) -> bool:
-        """A supervised attempt whose exit status nobody could tell us."""
-        return self.first_hand and self.exit_code is None and self.signal is None
-
-
-class Diagnosis(msgspec.Struct, frozen=True):
-    """The verdict on one attempt. ``confidence`` is 0..1; ``where`` says step and phase for people.
-
-    ``fingerprint`` is equal for two failures with the same root cause, wherever in the run they struck.
-    ``helps``: relief by name. ``also``: other kinds for which something speaks, likeliest first.
-    """
-
-    kind: FailureKind
-    confidence: float
-    step: int
-    where: str
-    evidence: tuple[str, ...]
-    retryable: bool
-    explanation: str
-    fingerprint: str
-    helps: tuple[str, ...] = ()
-    also: tuple[FailureKind, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    kind: FailureKind
-    confidence: float
-    cause: str
-    evidence: tuple[str, ...] = ()
-    also: tuple[FailureKind, ...] = ()
-    summary: bool = False
-    """The cause is a line of the log, which people understand better after the kind's sentence."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -136,48 +49,34 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _explain(summary: str, verdict: _Verdict) -> str:
+def _explain(summary: str, verdict: Verdict) -> str:
     """The kind's sentence before the cause, unless the cause only says it again."""
     if not verdict.summary or summary.startswith(verdict.cause.rstrip(".")):
         return summary if verdict.summary else verdict.cause
     return f"{summary} {verdict.cause}"
 
 
-def fingerprint(kind: FailureKind, cause: str) -> str:
-    """Kind and a digest of the cause with everything that varies between attempts (numbers) left out."""
-    normal = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "#", cause)
-    return f"{kind.value}:{hashlib.sha256(normal.encode(errors='replace')).hexdigest()[:12]}"
-
-
-def _verdict(evidence: Evidence) -> _Verdict:
+def _verdict(evidence: Evidence) -> Verdict:
     done = evidence.report is not None and evidence.report.kind is ExitKind.COMPLETED
     if evidence.hang is not None and not done:
         # What it reported afterwards (interrupted, as a rule) is our doing.
-        return _Verdict(FailureKind.HANG, 0.9, evidence.hang.cause, evidence.hang.lines)
+        return Verdict(FailureKind.HANG, 0.9, evidence.hang.cause, evidence.hang.lines)
     if evidence.bare and (verdict := _bare_end(evidence)) is not None:
         return verdict
-    if evidence.report is not None and not _outlived(evidence, evidence.report):
-        return _from_report(evidence, evidence.report)
+    if evidence.report is not None and not outlived(evidence, evidence.report):
+        return from_report(evidence, evidence.report)
     if evidence.signal is not None and evidence.stop_requested:
         name = signal_name(evidence.signal)
         how = "it did not react in time and was killed" if evidence.killed_by_us else f"it ended by {name}"
-        return _Verdict(FailureKind.INTERRUPTED, 1.0, f"The trainer was asked to stop; {how}.")
+        return Verdict(FailureKind.INTERRUPTED, 1.0, f"The trainer was asked to stop; {how}.")
     if evidence.unseen and not evidence.bare:
         return _from_unseen_end(evidence)
     if evidence.first_hand and not evidence.bare and evidence.exit_code in _KIND_OF_CODE:
         kind = observed(_KIND_OF_CODE[evidence.exit_code])
-        return _Verdict(
+        return Verdict(
             kind, 0.8, f"The trainer ended with exit code {evidence.exit_code} ({kind.value}) and left no report."
         )
     return _from_signs(evidence)
-
-
-def _from_report(evidence: Evidence, report: ExitReport) -> _Verdict:
-    if report.kind is ExitKind.COMPLETED:
-        return _completion(evidence, report)
-    if report.kind is ExitKind.INTERRUPTED and not evidence.stop_requested:
-        return _Verdict(FailureKind.INTERRUPTED, 1.0, "Somebody else asked the trainer to stop.", report.evidence)
-    return _Verdict(observed(report.kind), 0.95, report.message, report.evidence)
 
 
 _ON_ITS_WORD = (
@@ -186,35 +85,18 @@ _ON_ITS_WORD = (
 )
 
 
-def _bare_end(evidence: Evidence) -> _Verdict | None:
+def _bare_end(evidence: Evidence) -> Verdict | None:
     """Asked to stop, a program that reports nothing has stopped, whatever its exit code is."""
     if evidence.report is None and evidence.stop_requested and evidence.exit_code is not None:
         cause = f"The command was asked to stop; it ended with exit code {evidence.exit_code}."
-        return _Verdict(FailureKind.INTERRUPTED, 1.0, cause)
+        return Verdict(FailureKind.INTERRUPTED, 1.0, cause)
     return None
-
-
-def _outlived(evidence: Evidence, report: ExitReport) -> bool:
-    """Did a program go on after the training that its report calls completed, and fail then?"""
-    failed = evidence.signal is not None or evidence.exit_code not in (0, None)
-    return evidence.bare and failed and report.kind is ExitKind.COMPLETED
-
-
-def _bare_completion(report: ExitReport) -> _Verdict:
-    """Planned steps are to be done ones; tokens and rows only where the program counts them."""
-    figures = [name for name in PLANNED_FIGURES if name == "steps" or name in report.planned]
-    if short := unfulfilled(report, figures):
-        cause = f"The command says completed, but {'; '.join(short)}."
-        return _Verdict(FailureKind.COMPLETED_EARLY, 1.0, cause, report.evidence)
-    unknown = [name for name in PLANNED_FIGURES if name not in figures]
-    not_told = f" Planned {' and '.join(unknown)} are not known here." if unknown else ""
-    return _Verdict(FailureKind.COMPLETED, 0.95, f"All planned {', '.join(figures)} are done.{not_told}")
 
 
 _LOADING_PHASES = ("starting", "loading")
 
 
-def _whose_gpu_memory(verdict: _Verdict, evidence: Evidence) -> _Verdict:
+def _whose_gpu_memory(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Full GPU memory is somebody else's doing when the sensors or the figures of the message say so."""
     if verdict.kind not in (FailureKind.CUDA_OOM, FailureKind.OOM_AT_LOAD, FailureKind.CUDA_OOM_FOREIGN):
         return verdict
@@ -232,48 +114,12 @@ def _whose_gpu_memory(verdict: _Verdict, evidence: Evidence) -> _Verdict:
     return verdict
 
 
-def _completion(evidence: Evidence, report: ExitReport) -> _Verdict:
-    if evidence.bare:
-        return _bare_completion(report)
-    short = unfulfilled(report)
-    if not evidence.unseen and (evidence.signal is not None or evidence.exit_code != 0):
-        ended = f"signal {evidence.signal}" if evidence.signal is not None else f"exit code {evidence.exit_code}"
-        if not short and evidence.final_verified:
-            return _Verdict(
-                FailureKind.COMPLETED, 0.9, f"All planned work is done; the trainer then ended with {ended}."
-            )
-        short = [*short, f"it ended with {ended}"]
-    elif not short and evidence.final_verified:
-        return _Verdict(FailureKind.COMPLETED, 1.0, "All planned steps, tokens and rows are done.")
-    if not evidence.final_verified:
-        short = [*short, "there is no verified checkpoint of the last planned step"]
-    return _Verdict(
-        FailureKind.COMPLETED_EARLY, 1.0, f"The trainer says completed, but {'; '.join(short)}.", report.evidence
-    )
-
-
-def unfulfilled(report: ExitReport, figures: Sequence[str] = PLANNED_FIGURES) -> list[str]:
-    """What of the plan was not done; a figure that was not reported is not done either."""
-    problems = []
-    for name in figures:
-        planned, done = report.planned.get(name), report.done.get(name)
-        if planned is None or done is None:
-            problems.append(f"it does not say how many {name} were planned and done")
-        elif planned != done:
-            problems.append(
-                f"only {done} of {planned} planned {name} were done"
-                if done < planned
-                else f"{done} {name} were done where {planned} were planned"
-            )
-    return problems
-
-
 _KIND_OF_CODE = {code: kind for kind, code in EXIT_CODES.items() if code != 0}
 
 
-def _from_signs(evidence: Evidence) -> _Verdict:
+def _from_signs(evidence: Evidence) -> Verdict:
     if evidence.signal == signal.SIGKILL and evidence.oom_kills:
-        return _Verdict(
+        return Verdict(
             FailureKind.HOST_OOM,
             0.95,
             "The kernel's out-of-memory killer ended the trainer (its control group's counter rose).",
@@ -290,7 +136,7 @@ def _from_signs(evidence: Evidence) -> _Verdict:
         return verdict
     if found.best is None:
         return _nothing_tells(found)
-    return _Verdict(
+    return Verdict(
         found.best.kind,
         _confidence(found.best, found),
         _told(found.best),
@@ -300,32 +146,32 @@ def _from_signs(evidence: Evidence) -> _Verdict:
     )
 
 
-def _from_unseen_end(evidence: Evidence) -> _Verdict:
+def _from_unseen_end(evidence: Evidence) -> Verdict:
     """Neither a report nor a status: what the log and the kernel tell, trusted less, or nothing but the silence.
 
     A Python program that fails by itself leaves a report or at least a traceback, so silence speaks for SIGKILL.
     """
     if evidence.stop_requested:
-        return _Verdict(FailureKind.INTERRUPTED, 0.7, "The trainer was asked to stop; how it ended was not seen.")
+        return Verdict(FailureKind.INTERRUPTED, 0.7, "The trainer was asked to stop; how it ended was not seen.")
     if evidence.rebooted:
         cause = "The machine went down and took the trainer with it; it has been started anew since."
-        return _Verdict(FailureKind.KILLED, 0.8, cause)
+        return Verdict(FailureKind.KILLED, 0.8, cause)
     if evidence.oom_kills:
-        return _Verdict(
+        return Verdict(
             FailureKind.HOST_OOM, 0.7, "The kernel killed a process of the trainer's control group for want of memory."
         )
     kernel = None if evidence.kernel_log is None else read_kernel_log(evidence.kernel_log)
     found = weigh(evidence.stderr_tail, None, None, kernel, first_hand=True)
     if found.best is not None and found.best.score >= _TELLS_ENOUGH:
         confidence = min(0.7, _confidence(found.best, found))
-        return _Verdict(
+        return Verdict(
             found.best.kind, confidence, _told(found.best), _lines(found.best, found), _also(found), summary=True
         )
     cause = "The trainer ended without a report, and how it ended was not seen; that is what SIGKILL looks like."
-    return _Verdict(FailureKind.KILLED, 0.4, cause, found.last_lines, (FailureKind.NATIVE_CRASH, FailureKind.HOST_OOM))
+    return Verdict(FailureKind.KILLED, 0.4, cause, found.last_lines, (FailureKind.NATIVE_CRASH, FailureKind.HOST_OOM))
 
 
-def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
+def _ended_well(evidence: Evidence, found: Weighed) -> Verdict | None:
     """Completed or completed early; None when an error ended the program or nothing tells how it ended."""
     progress = found.progress
     enough = 0.3 if found.ending.code is None else 0.47  # helpers may die loudly while a good program leaves
@@ -333,7 +179,7 @@ def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
         found.best if found.best and found.best.score >= enough and found.best.index > progress.finished else None
     )
     if progress.short >= 0 and not (last_error and last_error.index > progress.short):
-        return _Verdict(
+        return Verdict(
             FailureKind.COMPLETED_EARLY, 0.9, FACTS[FailureKind.COMPLETED_EARLY].summary, found.last_lines, _also(found)
         )
     if last_error is not None:
@@ -345,33 +191,33 @@ def _ended_well(evidence: Evidence, found: Weighed) -> _Verdict | None:
             if behind
             else "It ended without a single step."
         )
-        return _Verdict(FailureKind.COMPLETED_EARLY, 0.85, cause, found.last_lines, (FailureKind.COMPLETED,))
+        return Verdict(FailureKind.COMPLETED_EARLY, 0.85, cause, found.last_lines, (FailureKind.COMPLETED,))
     if found.ending.code == 0 and evidence.bare:
         beat = evidence.heartbeat
         if beat is not None and beat.step < beat.planned_steps:
             cause = f"The command ended with exit code 0 after {beat.step} of {beat.planned_steps} planned steps."
-            return _Verdict(FailureKind.COMPLETED_EARLY, 0.9, cause, found.last_lines)
-        return _Verdict(FailureKind.COMPLETED, 0.6, _ON_ITS_WORD)
+            return Verdict(FailureKind.COMPLETED_EARLY, 0.9, cause, found.last_lines)
+        return Verdict(FailureKind.COMPLETED, 0.6, _ON_ITS_WORD)
     if found.ending.code == 0 and evidence.first_hand:
-        return _Verdict(
+        return Verdict(
             FailureKind.COMPLETED_EARLY, 0.9, "The trainer ended with exit code 0 but left no report that it completed."
         )
     if progress.finished >= 0 or (found.ending.code == 0 and progress.total and progress.done == progress.total):
-        return _Verdict(
+        return Verdict(
             FailureKind.COMPLETED, 0.9, "The log says that the work was finished.", found.last_lines, _also(found)
         )
     if found.ending.code == 0:
-        return _Verdict(
+        return Verdict(
             FailureKind.COMPLETED, 0.5, "It ended with exit code 0; the log shows no error and no unfinished work.",
             found.last_lines, (FailureKind.COMPLETED_EARLY,),
         )  # fmt: skip
     return None
 
 
-def _nothing_tells(found: Weighed) -> _Verdict:
+def _nothing_tells(found: Weighed) -> Verdict:
     ending = found.ending
     if ending.signal is not None:
-        return _Verdict(
+        return Verdict(
             FailureKind.UNKNOWN,
             0.5,
             f"The trainer was ended by {signal_name(ending.signal)}.",
@@ -383,7 +229,7 @@ def _nothing_tells(found: Weighed) -> _Verdict:
         if ending.code is not None
         else "The log does not tell."
     )
-    return _Verdict(FailureKind.UNKNOWN, 0.3, how, found.last_lines, _also(found))
+    return Verdict(FailureKind.UNKNOWN, 0.3, how, found.last_lines, _also(found))
 
 
 def _told(best: Candidate) -> str:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.loglines import HEAD_CHARACTERS, TAIL_CHARACTERS
+from supervisor.diagnosis.values import Diagnosis, Evidence
 from supervisor.problems import InputError
 
 STANDARD_INPUT = "-"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from supervisor.diagnosis.diagnose import Diagnosis
+from supervisor.diagnosis.values import Diagnosis
 from supervisor.jobs import Relief
 from supervisor.state import Failure, ReliefTaken
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from supervisor.config_sections import TRIM_RETENTION, WAIT_FOR_FOREIGN_VRAM
-from supervisor.diagnosis.diagnose import Diagnosis
 from supervisor.diagnosis.kinds import ADVICE, MEMORY_KINDS, NOT_RETRYABLE, FailureKind
+from supervisor.diagnosis.values import Diagnosis
 from supervisor.jobs import Relief, Rung
 from supervisor.relief.ladder import describe_ladder, helps_with, next_relief, offered
 from supervisor.relief.ledger import forgiven, repeats, used_before, waited_for

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from supervisor.checkpoints import CheckpointInfo
-from supervisor.diagnosis.diagnose import Evidence, Hang
 from supervisor.diagnosis.evidence import log_tail
+from supervisor.diagnosis.values import Evidence, Hang
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, reap_group
 from supervisor.process.signals import SignalQueue

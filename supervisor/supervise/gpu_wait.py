@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supervisor.config_sections import WAIT_FOR_FOREIGN_VRAM
-from supervisor.diagnosis.diagnose import Diagnosis
 from supervisor.diagnosis.foreign_gpu import blamed, pressing, still_held, trainer_cards
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Diagnosis
 from supervisor.jobs import Relief
 from supervisor.process.signals import SignalQueue
 from supervisor.relief.effective import taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from supervisor.diagnosis.diagnose import Hang
+from supervisor.diagnosis.values import Hang
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.identity import ProcStat, read_stat
 from supervisor.process.leftovers import processes_of

@@ -15,8 +15,9 @@ from supervisor.checkpoints import (
     link_checkpoint,
     planned_checkpoint,
 )
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose, fingerprint
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Diagnosis, Evidence, fingerprint
 from supervisor.jobs import Relief
 from supervisor.notify import notify
 from supervisor.process.leftovers import end_leftovers, subreaper

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supervisor.checkpoints import CheckpointInfo, best_checkpoint, ever_saved, linked_checkpoint
-from supervisor.diagnosis.diagnose import Diagnosis, fingerprint
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Diagnosis, fingerprint
 from supervisor.jobs import Relief
 from supervisor.protocol.atomic import remove_staging
 from supervisor.relief.policy import Stop

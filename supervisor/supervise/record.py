@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Diagnosis, Evidence
 from supervisor.protocol.atomic import write_atomic
 from supervisor.sensors.disk import FULL_ERRORS
 from supervisor.state import Failure

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from supervisor.checkpoints import CheckpointInfo
-from supervisor.diagnosis.diagnose import Diagnosis
+from supervisor.diagnosis.values import Diagnosis
 from supervisor.process.adopted import AdoptedProcess
 from supervisor.process.identity import Identity, boot_id, identity_of, leads_its_group, read_stat, still_lives
 from supervisor.process.leftovers import processes_of

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 import msgspec
 
-from supervisor.diagnosis.diagnose import Diagnosis
+from supervisor.diagnosis.values import Diagnosis
 from supervisor.protocol.events import Event, read_events
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import read_state

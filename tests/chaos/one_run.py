@@ -34,6 +34,7 @@ CHANGES: Mapping[str, Any] = {
     "train.max_steps": STEPS,
     "checkpoint.save_steps": SAVE_STEPS,
     "limits.stop_grace_seconds": 10.0,
+    "limits.hang_seconds": 15.0,
     "kind": "faulty",
 }
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.diagnosis.diagnose import Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.evidence import TAIL_BYTES, log_tail
 from supervisor.diagnosis.kinds import ADVICE, FailureKind
+from supervisor.diagnosis.values import Evidence
 from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
 from supervisor.protocol.heartbeat import Heartbeat, Phase
 

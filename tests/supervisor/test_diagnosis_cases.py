@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.kinds import FACTS, FailureKind
+from supervisor.diagnosis.values import Diagnosis, Evidence
 
 CASES = Path(__file__).parent / "diagnosis_cases"
 RIGHT_KIND = 0.98

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.cli import main
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.ended import signal_of_code
 from supervisor.diagnosis.gpu_memory import is_foreign, read_gpu_memory
 from supervisor.diagnosis.kernel_log import read_kernel_log
@@ -22,6 +22,7 @@ from supervisor.diagnosis.kinds import FACTS, FailureKind
 from supervisor.diagnosis.loglines import HEAD_CHARACTERS, TAIL_CHARACTERS, read_lines
 from supervisor.diagnosis.matching import SIGNS
 from supervisor.diagnosis.phrases import compiled, phrases
+from supervisor.diagnosis.values import Diagnosis, Evidence
 from supervisor.protocol.attempt import ExitKind, ExitReport
 
 OOM = (

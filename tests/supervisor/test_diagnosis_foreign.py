@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.diagnosis.diagnose import Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.foreign_gpu import blamed, pressing, still_held, trainer_cards
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Evidence
 from supervisor.protocol.attempt import ExitKind, ExitReport
 from supervisor.sensors.snapshot import GpuProcess, GpuReading, HostReading, ProcessMemory, Snapshot, Unknown
 

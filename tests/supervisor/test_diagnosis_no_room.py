@@ -1,6 +1,7 @@
 import pytest
 
-from supervisor.diagnosis.diagnose import Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
+from supervisor.diagnosis.values import Evidence
 from supervisor.sensors.snapshot import HostReading, MountReading, Snapshot, Unknown
 
 NO = Unknown("not asked")

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.diagnosis.diagnose import Evidence, Hang, diagnose
+from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Evidence, Hang
 from supervisor.protocol.attempt import ExitKind, ExitReport
 from supervisor.protocol.heartbeat import Heartbeat, Phase
 from supervisor.sensors.kernel_log import past_events

@@ -4,8 +4,8 @@ import pytest
 from scripted_kind import SCRIPTED
 
 from supervisor.config_sections import CustomRung
-from supervisor.diagnosis.diagnose import Diagnosis, fingerprint
 from supervisor.diagnosis.kinds import FailureKind
+from supervisor.diagnosis.values import Diagnosis, fingerprint
 from supervisor.jobs import Patch, Relief
 from supervisor.relief.custom import own_rungs
 from supervisor.relief.effective import effective_document, taken

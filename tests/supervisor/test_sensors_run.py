@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins" / "nvml"))
 
 from fake_driver import GIB, FakeDriver
 
-from supervisor.diagnosis.diagnose import Diagnosis, Evidence, diagnose
+from supervisor.diagnosis.diagnose import diagnose
+from supervisor.diagnosis.values import Diagnosis, Evidence
 from supervisor.protocol.paths import RunPaths
 from supervisor.sensors import forecast, observe
 from supervisor.sensors.gpu import GpuSensor
