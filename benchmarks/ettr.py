@@ -50,18 +50,27 @@ def _train(run_dir: Path, options: argparse.Namespace, crash_every: float | None
     with open(run_dir.with_name(f"{run_dir.name}.log"), "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     paths = RunPaths(run_dir)
+    try:
+        _crash_now_and_then(process, paths, crash_every or float("inf"))
+    finally:
+        process.terminate()
+        process.wait()
+    if process.returncode != 0:
+        end = "".join(Path(log.name).read_text().splitlines(keepends=True)[-5:])
+        raise SystemExit(f"the run ended with exit code {process.returncode}:\n{end}")
+    return list(read_events(paths.events))
+
+
+def _crash_now_and_then(process: subprocess.Popen[bytes], paths: RunPaths, every: float) -> None:
     due: float | None = None
     while process.poll() is None:
         time.sleep(0.1)
         if due is None and paths.events.exists() and any(e.kind == "progress" for e in read_events(paths.events)):
-            due = time.monotonic() + (crash_every or float("inf"))
+            due = time.monotonic() + every
         if due is not None and time.monotonic() >= due:
             if pid := lock_holder(paths.trainer_lock):
                 os.kill(pid, signal.SIGKILL)
-            due += crash_every or 0.0
-    if process.returncode != 0:
-        raise SystemExit(f"the run ended with exit code {process.returncode}: {log.name}")
-    return list(read_events(paths.events))
+            due += every
 
 
 def _between_steps(events: list[Event]) -> float:

@@ -43,12 +43,12 @@ def measure(config: str, steps: int) -> tuple[float, float, float, str]:
         events = list(read_events(run_dir / "events.jsonl"))
     (snapshots,) = [event for event in events if event.kind == "snapshots"]
     marks = [event.time for event in events if event.kind == "progress"]
-    taken = snapshots.data["taken"]
+    taken, skipped = snapshots.data["taken"], snapshots.data["skipped"]
     return (
         median(after - before for before, after in pairwise(marks[1:])),  # the first step warms up
-        snapshots.data["seconds_between_steps"] / taken,
-        snapshots.data["seconds_of_writer"] / taken,
-        f"{snapshots.data['bytes'] / 2**20:.1f} MiB, {taken} taken, {snapshots.data['skipped']} skipped",
+        snapshots.data["seconds_between_steps"] / (taken + skipped),
+        snapshots.data["seconds_of_writer"] / max(taken, 1),
+        f"{snapshots.data['bytes'] / 2**20:.1f} MiB, {taken} taken, {skipped} skipped",
     )
 
 

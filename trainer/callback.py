@@ -44,6 +44,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
         self._anybody_supervised = self._supervised
         self._stop = False
         self._stopped = False
+        self._training = False
         self._previous: Any = None
         self._began = 0.0
         self._first_step = 0
@@ -57,6 +58,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
         # On several machines only one of them need be supervised; all ranks take part in the agreement or none.
         self._anybody_supervised = _any_rank(self._supervised, args)
         self._stopped = False
+        self._training = True
         self._first_step = state.global_step
         if self._supervised:
             self._catch_sigterm()
@@ -89,7 +91,8 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._writer is not None:
+        # Before and after training nobody beats: who has begun to is expected to go on.
+        if self._writer is not None and self._training:
             self._writer.beat(Phase.EVALUATING)
 
     def on_evaluate(
@@ -102,7 +105,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._stop_if_asked(args, state, control)
         self._evaluated = state.global_step
-        if self._writer is not None:
+        if self._writer is not None and self._training:
             self._writer.beat(Phase.SAVING if control.should_save else Phase.TRAINING)
             if losses := _figures(metrics or {}, ("eval_loss",)):
                 self._writer.event("evaluation", state.global_step, **losses)
@@ -133,6 +136,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._training = False
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None

@@ -58,9 +58,9 @@ def _to_torch(parameter: torch.Tensor, saved: dict[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {"step": torch.tensor(float(saved["step"]))}
     for number, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
         kept = saved[f"state{number}"].to(parameter.device)
-        if kept.dtype == torch.uint8:
+        if f"absmax{number}" in saved:  # 8-bit codes, which loading has turned into as many floats
             kept = functional.dequantize_blockwise(
-                kept,
+                kept.to(torch.uint8),
                 absmax=saved[f"absmax{number}"].to(parameter.device),
                 code=saved[f"qmap{number}"].to(parameter.device),
                 blocksize=BLOCK,

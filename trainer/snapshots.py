@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -33,6 +34,8 @@ MARGIN_SHARE = 0.1
 """Of all memory, which snapshots leave free."""
 PIECE = 1 << 16
 """Numbers that are summed and digested at a time."""
+CLOSE_SECONDS = 30.0
+"""For the last snapshot at the end of a training; a wedged GPU may never let go of it."""
 PATIENCE_SECONDS = 1.0
 PATIENCE_SHARE = 0.005
 """How long all steps together may wait for a snapshot before: so long, and this share of the time so far."""
@@ -73,6 +76,11 @@ class Snapshots:
         started = time.perf_counter()
         if not self._settled():
             self.skipped += 1
+            self.seconds_between_steps += time.perf_counter() - started
+            if self.skipped == 1:
+                self._reporter.warn(
+                    "snapshots take longer than steps, so some steps get none; a crash may cost more than one step"
+                )
             return
         state = collect()
         slot = self._slots[self._next]
@@ -88,11 +96,15 @@ class Snapshots:
 
     def close(self) -> None:
         """Wait for the last snapshot, so that an error that ends the training loses no step."""
-        if self._pending is not None:
-            wait([self._pending])
-            self._settled()
-        self._writer.shutdown()
-        if self.taken:
+        if self._pending is not None and wait([self._pending], timeout=CLOSE_SECONDS).done:
+            # Numbers that are not finite were met by the next save, or are what ends the training now.
+            with suppress(NonFiniteError):
+                self._settled()
+        self._writer.shutdown(wait=False)
+        if not self.taken and not self.skipped:
+            return
+        # Told in vain to a full disk: the error that ended the training matters more.
+        with suppress(OSError):
             self._reporter.event(
                 "snapshots",
                 f"{self.taken} steps went to shared memory, {self.skipped} were skipped",
@@ -119,7 +131,10 @@ class Snapshots:
             self.taken += 1
             self.seconds_of_writer += self._pending.result()
             self._next = 1 - self._next  # the one that has just been sealed is not touched
-        elif not self._warned and not isinstance(error, NonFiniteError):  # which ends the training anyway
+        elif isinstance(error, NonFiniteError):
+            self._pending = None
+            raise error
+        elif not self._warned:
             self._warned = True
             self._reporter.warn(
                 f"the snapshot of a step could not be written ({error}); a crash may cost more than one step"
@@ -132,14 +147,17 @@ class Snapshots:
         for slot in self._slots:
             slot.close()
         size = sum(layout.size for layout in layouts.values())
-        _check_room(self._slots[0].folder.parent, 2 * size)
         devices = {tensor.device.type for tensors in state.tensors.values() for tensor in tensors.values()}
         pinned = None
+        _check_room(self._slots[0].folder.parent, 2 * size, beside=0 if devices == {"cpu"} else size)
         if devices != {"cpu"}:
-            pinned = {
-                name: torch.empty(layout.size, dtype=torch.uint8, pin_memory="cuda" in devices)
-                for name, layout in layouts.items()
-            }
+            try:
+                pinned = {
+                    name: torch.empty(layout.size, dtype=torch.uint8, pin_memory="cuda" in devices)
+                    for name, layout in layouts.items()
+                }
+            except RuntimeError as error:  # a limit on locked memory, a driver that cannot pin
+                raise NoRoomError(f"{size / 2**20:.0f} MiB of memory cannot be pinned: {error}") from error
         for slot in self._slots:
             slot.open(layouts, pinned)
 
@@ -149,7 +167,8 @@ class Snapshots:
         self._reporter.warn(f"no snapshots between checkpoints: {why}. A crash costs up to {save_steps} steps")
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _check_room(folder: Path, needed: int, beside: int) -> None:
+    """``needed`` bytes of shared memory, ``beside`` of ordinary memory."""
     figures = os.statvfs(folder)
     free = figures.f_bavail * figures.f_frsize
     if free < needed + MARGIN_BYTES:
@@ -167,10 +186,10 @@ def _check_room(folder: Path, needed: int) -> None:
         case CgroupReading(limit_bytes=int(limit), used_bytes=int(used)):
             rooms.append((limit - used, limit))
     for available, total in rooms:
-        if available < needed + MARGIN_SHARE * total:
+        if available < needed + beside + MARGIN_SHARE * total:
             raise NoRoomError(
                 f"{available / 2**20:.0f} MiB of {total / 2**20:.0f} MiB of memory are available, two snapshots need "
-                f"{needed / 2**20:.0f} MiB beside a margin of a tenth"
+                f"{(needed + beside) / 2**20:.0f} MiB beside a margin of a tenth"
             )
 
 

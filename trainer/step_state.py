@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import random
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,7 +63,8 @@ class StateCollector:
 
 def _adapter_parameters(model: PeftModel) -> dict[str, torch.nn.Parameter]:
     """The adapter's parameters under the names that PEFT gives them in a file."""
-    parameters = {name.replace(".default.", "."): each for name, each in trainable_parameters(model).items()}
+    # At the end of a name for embeddings, in the middle for linear layers.
+    parameters = {re.sub(r"\.default(?=\.|$)", "", name): each for name, each in trainable_parameters(model).items()}
     # save_embedding_layers=False: the automatic choice asks the hub about the base model.
     expected = get_peft_model_state_dict(model, save_embedding_layers=False)
     if set(parameters) != set(expected):

@@ -217,6 +217,11 @@ class _Disturbed:
     def _judge(self) -> None:
         found, paths = self.found, self.paths
         faults = [entry.fault for entry in self.plan if any(struck.name == entry.fault.name for struck in found.struck)]
+        for entry in self.plan:
+            # A save that is due may fall to another attempt; anything else inside the trainer must have struck.
+            missed = entry.fault not in faults and entry.fault.inside and entry.fault.name != "save_enospc"
+            if missed and found.exit_code == 0 and not (self.marks / entry.fault.name).exists():
+                found.problems.append(f"{entry.fault.name} at step {entry.step} never struck")
         can_complete = all(fault.completes for fault in faults)
         if found.exit_code != (0 if can_complete else 1):
             found.problems.append(f"exit code {found.exit_code} where {0 if can_complete else 1} was due")
@@ -241,8 +246,8 @@ class _Disturbed:
             if not right:
                 found.problems.append(f"{fault.name} in attempt {struck.attempt} was diagnosed as {kind}")
         lost = observe.steps_lost(paths, struck.attempt)
-        if lost is None:
-            return
+        if lost is None or not (fault.expected or fault.name == "stop_and_go_on"):
+            return  # an attempt that went on is no loss; what ended it later is another strike
         found.lost.append((fault.name, lost))
         limit = SAVE_STEPS * 2 if fault.lost_steps is None else fault.lost_steps
         if lost > limit:

@@ -97,4 +97,6 @@ def test_a_run_goes_on_with_the_paged_optimiser(tiny: Tiny, plain: Attempt) -> N
     assert not again.events("warning")
     back = load(tiny, "rungs-back", {}, run, 3)
     assert {int(entry["step"]) for entry in back.built.optimizer.state.values()} == {3}
-    assert all("exp_avg" in entry for entry in back.built.optimizer.state.values())
+    # As large as moments are; 8-bit codes taken for numbers would reach 255.
+    largest = [float(entry["exp_avg"].abs().max()) for entry in back.built.optimizer.state.values()]
+    assert 0 < max(largest) < 1

@@ -125,7 +125,7 @@ def test_too_little_shared_memory_is_said_once(tiny: Tiny, small_memory: Path) -
 
 def test_a_full_shared_memory_is_no_bus_error(tiny: Tiny, small_memory: Path, monkeypatch: Any) -> None:
     """Somebody took what was free between the look and the writing."""
-    monkeypatch.setattr(snapshots, "_check_room", lambda folder, needed: None)
+    monkeypatch.setattr(snapshots, "_check_room", lambda folder, needed, beside: None)
     free = os.statvfs(small_memory)
     with open(small_memory / "stranger", "wb") as stranger:
         os.posix_fallocate(stranger.fileno(), 0, free.f_bavail * free.f_frsize - 3 * os.sysconf("SC_PAGE_SIZE"))

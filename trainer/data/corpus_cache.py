@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,9 @@ from trainer.data.token_rows import TokenRows
 
 KEPT_ENTRIES = 8
 """The most recently used ones; older ones are removed when one is added."""
+LARGEST_ENTRY_BYTES = 1 << 29
+SHARE_OF_FREE_DISK = 0.05
+"""Of the cache's disk, which one entry may take: checkpoints need the room more."""
 _ALIGNED = 64
 _KEY_CHARACTERS = 32
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
@@ -65,8 +69,14 @@ def cached_corpus(
     try:
         if key() == wanted:
             folder.mkdir(parents=True, exist_ok=True)
+            size = sum(values.nbytes for rows in (corpus.train, corpus.validation) for _, values in _arrays(rows))
+            if size > min(LARGEST_ENTRY_BYTES, shutil.disk_usage(folder).free * SHARE_OF_FREE_DISK):
+                report(
+                    f"the rendered corpus ({size / 2**20:.0f} MiB) is too large to keep; later starts render it again"
+                )
+                return corpus
             _make_room(folder)
-            write_atomic(entry, encode_corpus(corpus))
+            write_atomic(entry, encode_corpus(corpus), mode=0o600)  # the rows may be private
     except OSError as error:
         report(f"the rendered corpus was not kept in {folder} ({error}); later starts will render it again")
     return corpus
