@@ -105,7 +105,6 @@ def read_state(path: Path) -> RunState | None:
 
 
 def write_state(path: Path, state: RunState) -> None:
-    # The trainer's environment may hold passwords and tokens.
-    private = any(key.partition(".")[0] == "launch" for key in state.overrides)
     data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
-    write_atomic(path, data, mode=0o600 if private else 0o644)
+    # Accepted changes and relief may set the trainer's environment, which may hold passwords and tokens.
+    write_atomic(path, data, mode=0o600)

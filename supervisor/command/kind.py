@@ -45,6 +45,7 @@ class CommandKind:
             *_unsupplied(sections, arguments),
             *_unused_values(sections, arguments),
             *_resuming(sections, arguments),
+            *_place_of_ours(sections),
             *_fallback_problems(sections, arguments),
         ]
         return problems or [*_program_problems(sections, arguments[0])]
@@ -140,6 +141,13 @@ def _resuming(sections: CommandSections, arguments: list[Argument]) -> Iterator[
                 remedy = f'Write ["{flag}", "{{resume_from}}"] as a list in the list, or {flag}={{resume_from}}.'
                 yield Problem(argument.key, message, remedy)
         before = argument
+
+
+def _place_of_ours(sections: CommandSections) -> Iterator[Problem]:
+    parts = Path(sections.checkpoints.dir).parts if sections.checkpoints else ()
+    if parts[:1] == ("{run_dir}",) and parts[1:] and parts[1].split("-")[0] == "checkpoints":
+        message = f"checkpoints.dir: {parts[0]}/{parts[1]} is the supervisor's own"
+        yield Problem("checkpoints.dir", message, "Take {output_dir}, or another folder.")
 
 
 def _is_lone_flag(argument: Argument | None) -> bool:

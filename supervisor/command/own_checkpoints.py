@@ -27,13 +27,16 @@ _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 def find_checkpoints(folder: Path, pattern: str, marker: str | None) -> list[OwnCheckpoint]:
     """Everything in ``folder`` that ``pattern`` names and that has a number, examined, lowest step first.
 
+    Of single files only those that end like weights: another one may be what is being saved right now.
+
     Raises OSError when the folder or one of the files cannot be read.
     """
     if not folder.is_dir():
         return []
     found = []
     for path in folder.glob(pattern):
-        if number := _LAST_NUMBER.search(path.name):
+        number = _LAST_NUMBER.search(path.name)
+        if number and (path.is_dir() or path.suffix in _WEIGHTS):
             faults = _faults_of_folder(path, int(number[1]), marker) if path.is_dir() else _faults_of_file(path, path)
             found.append(OwnCheckpoint(path, int(number[1]), tuple(faults)))
     return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.path.name))

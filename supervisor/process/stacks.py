@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from supervisor.process.identity import parse_stat, read_stat
+from supervisor.redact import hide_secrets
 
 DUMP_SIGNAL = signal.SIGUSR1
 """A trainer that has created ``stacks.txt`` and catches this signal writes the stacks of all its threads there."""
@@ -83,7 +84,8 @@ def _own_stacks(pid: int, stacks: Path) -> str:
 
 def kernel_view(pid: int) -> str:
     """The threads of a process as the kernel sees them: name, state, CPU seconds, what they wait in."""
-    lines = [f"--- process {pid}: {_read(Path(f'/proc/{pid}/cmdline')).replace(chr(0), ' ').strip()[:300]}"]
+    command = hide_secrets(_read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip())
+    lines = [f"--- process {pid}: {command[:300]}"]
     threads = _threads(pid)
     if not threads:
         return f"{lines[0]} (gone)\n"

@@ -53,7 +53,11 @@ def replace_symlink(link: Path, target: str) -> None:
     staged = link.with_name(f"{STAGING_PREFIX}{link.name}.{os.getpid()}")
     staged.unlink(missing_ok=True)
     os.symlink(target, staged)
-    os.replace(staged, link)
+    try:
+        os.replace(staged, link)
+    except OSError:
+        staged.unlink()
+        raise
     fsync_directory(link.parent)
 
 

@@ -48,12 +48,21 @@ class FileLock:
                     raise LockHeldError(self.path, owner) from None
             time.sleep(0.01)
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            _write_owner(fd, os.getpid())
         except OSError:  # a full disk: without our name on it the lock would help nobody
             os.close(fd)
             raise
         self._fd = fd
+
+    def hand_over(self, pid: int) -> None:
+        """Name the process that has inherited :attr:`descriptor` as the owner; release() leaves the lock to it."""
+        _write_owner(self.descriptor, pid)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the lock that is held."""
+        assert self._fd is not None
+        return self._fd
 
     def release(self) -> None:
         if self._fd is not None:
@@ -72,6 +81,11 @@ class BlockingFileLock(FileLock):
     """The same lock, but :meth:`acquire` waits for the holder to release it or to die."""
 
     _operation = fcntl.LOCK_EX
+
+
+def _write_owner(fd: int, pid: int) -> None:
+    written = os.pwrite(fd, f"{pid}\n".encode(), 0)
+    os.ftruncate(fd, written)  # last: a file that holds a pid already needs no room for another
 
 
 def _is_another(pid: int | None) -> bool:

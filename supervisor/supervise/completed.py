@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 from supervisor.checkpoints import inspect_checkpoint, link_checkpoint
 from supervisor.supervise.foreign import foreign_kind
 from supervisor.supervise.opening import Run, RunRefused
@@ -29,3 +32,15 @@ def check_completed(run: Run) -> None:
         f"{paths.root} was completed, but its last checkpoint {last} {problem}. Restore it from a backup, or train "
         "again in a new --run-dir."
     )
+
+
+def link_final(run: Run, last: Path) -> str:
+    """Point ``final`` at the last checkpoint and say where the adapter is; what is in the way costs no finished run."""
+    final = run.paths.final
+    try:
+        if final.exists() and not final.is_symlink():
+            raise FileExistsError(errno.EEXIST, "something else has that name")
+        link_checkpoint(final, last)
+    except OSError as error:
+        return f"The adapter is in {last}; {final} cannot be made a link to it ({error.strerror})."
+    return f"The adapter is in {final}."

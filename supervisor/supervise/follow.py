@@ -23,7 +23,7 @@ from supervisor.protocol.events import Event, EventReader
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
 from supervisor.protocol.manifest import read_manifest
 from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
-from supervisor.supervise.foreign import quarantine_folder, shown_place
+from supervisor.supervise.foreign import foreign_kind, quarantine_folder, shown_place
 from supervisor.supervise.opening import Run
 from supervisor.supervise.sensing import Sensing
 
@@ -101,6 +101,8 @@ class Follower:
 
     def _take_checkpoints(self, look_anyway: bool) -> bool:
         """Verify new checkpoints, apply retention; True when there was one. Cheap when nothing is new."""
+        if foreign_kind(self.run) is not None:
+            return False  # wherever its own are: they may be half saved, and are looked at before the next attempt
         try:
             mtime = self._folder.stat().st_mtime_ns
         except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
@@ -13,10 +12,11 @@ from pathlib import Path
 from supervisor.checkpoints import CheckpointInfo, inspect_lineage
 from supervisor.jobs import AttemptFacts, ForeignKind
 from supervisor.process.adopted import RunningTrainer
-from supervisor.process.leftovers import processes_of
+from supervisor.process.leftovers import end_leftovers, processes_of
 from supervisor.process.spawn import ExitStatus, spawn_trainer
 from supervisor.protocol.attempt import read_spec
 from supervisor.protocol.heartbeat import read_heartbeat
+from supervisor.protocol.lock import FileLock
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.sensors.disk import tree_bytes
 from supervisor.supervise.opening import Run
@@ -48,21 +48,31 @@ def start_foreign(run: Run, kind: ForeignKind, paths: AttemptPaths, environment:
     """Start the program; it holds ``trainer.lock`` for as long as it lives, without knowing.
 
     Both its streams go into one log, so that their order, which tells what came first, is kept. Raises OSError when it
-    cannot be started.
+    cannot be started, LockHeldError when something that was not ended still holds the lock.
     """
     resume_from = read_spec(paths.spec).resume_from
     program = kind.program(run.config.sections, attempt_facts(run, Path(resume_from) if resume_from else None))
-    lock = os.open(run.paths.trainer_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with FileLock(run.paths.trainer_lock) as lock:
+        inherited = (lock.descriptor,)
         process = spawn_trainer(
-            program.arguments, environment, paths.stderr, paths.stderr, folder=program.folder, inherited=(lock,)
+            program.arguments, environment, paths.stderr, paths.stderr, folder=program.folder, inherited=inherited
         )
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{process.pid}\n".encode(), 0)
-    finally:
-        os.close(lock)
+        try:
+            lock.hand_over(process.pid)
+        except BaseException:  # nobody would know of the program
+            process.kill_group()
+            process.reap()
+            end_leftovers(paths.spec)
+            raise
     return ForeignTrainer(process, paths)
+
+
+def still_locked(lock: Path) -> str:
+    """What to do when a process that is not known holds the lock of the run's trainer."""
+    return (
+        f"{lock} is still held by a process that is no trainer of this run's last attempt. Find it with `fuser -v` on "
+        "that file, end it, then run again."
+    )
 
 
 class ForeignTrainer:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from supervisor.checkpoints import (
     CheckpointInfo,
     inspect_lineage,
-    link_checkpoint,
     planned_checkpoint,
 )
 from supervisor.diagnosis.diagnose import diagnose
@@ -23,7 +22,8 @@ from supervisor.notify import notify
 from supervisor.process.leftovers import end_leftovers, subreaper
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus
-from supervisor.process.stop import StopPlan, StuckProcessError
+from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
+from supervisor.protocol.lock import LockHeldError
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.redact import shown_value
 from supervisor.relief.effective import taken
@@ -40,7 +40,7 @@ from supervisor.supervise.attempt import (
     prepare_attempt,
     watch,
 )
-from supervisor.supervise.completed import check_completed
+from supervisor.supervise.completed import check_completed, link_final
 from supervisor.supervise.follow import Follower, apply_retention, quarantine
 from supervisor.supervise.foreign import (
     foreign_kind,
@@ -49,6 +49,7 @@ from supervisor.supervise.foreign import (
     note_newest_checkpoint,
     watched,
 )
+    still_locked,
 from supervisor.supervise.gpu_wait import GpuWait
 from supervisor.supervise.opening import Run, RunRefused, RunRequest, open_run, unusable
 from supervisor.supervise.prepare import possible_trim, prepare, room, shortage
@@ -243,6 +244,8 @@ class _Loop:
         stop_requested: bool = False,
         foreseen: bool = False,
     ) -> Decision:
+        except LockHeldError as error:
+            return Stop(Outcome.GAVE_UP, still_locked(error.path))
         """Ask the policy and enter the failure into the ledger. ``foreseen``: no attempt was made."""
         run, state = self.run, self.run.state
         config = run.config
@@ -323,8 +326,9 @@ class _Loop:
         self._settle()  # before anything is deleted for it: the decision must not be made a second time without that
         if relief.new_lineage:
             run.paths.best.unlink(missing_ok=True)
-        known = {info.path: info for info in inspect_lineage(run.paths.checkpoints(state.lineage)) if info.good}
-        apply_retention(run, known)
+        if foreign_kind(run) is None:
+            known = {info.path: info for info in inspect_lineage(run.paths.checkpoints(state.lineage)) if info.good}
+            apply_retention(run, known)
         if not relief.lossless:
             self._tell("degraded", message)
 
@@ -355,13 +359,11 @@ class _Loop:
         explanation = stop.explanation
         if stop.outcome is Outcome.COMPLETED and foreign_kind(run) is None:
             final = run.paths.checkpoint(state.planned_steps, state.lineage)
-            link_checkpoint(run.paths.final, final)
             state.last_checkpoint = final.relative_to(run.paths.root).as_posix()
-            explanation = f"{explanation} The adapter is in {run.paths.final}."
+            explanation = f"{explanation} {link_final(run, final)}"
         elif stop.outcome is Outcome.STOPPED:
             again = f"`mens-sup run --run-dir {shlex.quote(str(run.paths.root))}` {how_it_goes_on(run)}"
             explanation = f"{explanation} {again}."
-        end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
         state.outcome = stop.outcome
         state.explanation = explanation
         state.settled = state.attempt
@@ -385,4 +387,5 @@ class _Loop:
             "message": message,
         }
         if problem := notify(own.notify.command, payload):
+        end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
             run.journal.event("warning", problem)

@@ -64,6 +64,8 @@ class Run:
     """The supervisor before us died at work, so that what it was doing may be half done."""
     taken_over: bool = False
     """Somebody has changed the configuration on continuing: what failed before is no reason to stop now."""
+    unsaved: str = ""
+    """Why the newest snapshot could not be saved when that was last tried; empty when it could, or was not tried."""
     adoptable: bool = True
     """The configuration of a trainer that may still live is the one that was asked for."""
 

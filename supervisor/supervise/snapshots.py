@@ -14,6 +14,7 @@ import msgspec
 
 from supervisor.checkpoints import CheckpointInfo, best_checkpoint, inspect_checkpoint, to_delete
 from supervisor.protocol.atomic import staged_directory
+from supervisor.protocol.attempt import read_spec
 from supervisor.protocol.lock import lock_holder
 from supervisor.protocol.manifest import FileRecord, Manifest, write_manifest
 from supervisor.protocol.paths import RunPaths
@@ -41,23 +42,40 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 def snapshot_home(run: Run) -> Path | None:
-    """This run's folder in shared memory, whether it exists or not; None when snapshots are off."""
+    """The next attempt's folder in shared memory, whether it exists or not; None when snapshots are off."""
     chosen = run.config.own.checkpoint.snapshot
     if chosen == "off" or foreign_kind(run) is not None:
         return None
-    place = SHARED_MEMORY if chosen == "auto" else Path(chosen)
+    return _home_in(SHARED_MEMORY if chosen == "auto" else Path(chosen), run)
+
+
+def home_of(run: Run, attempt: int) -> Path | None:
+    """The folder of an attempt that was made: the configuration may have changed since. None: it had no snapshots."""
+    try:
+        spec = read_spec(run.paths.attempt(attempt).spec)
+    except FileNotFoundError:
+        return None
+    # The name is not taken from there: in a copied run directory it would be that of another run.
+    return _home_in(Path(spec.snapshots).parent, run) if spec.snapshots else None
+
+
+def _home_in(place: Path, run: Run) -> Path:
     name = hashlib.sha256(msgspec.json.encode(_owner(run))).hexdigest()[:16]
     return place / f"{_prefix()}{name}"
 
 
 def fresh_home(run: Run) -> str | None:
-    """An empty folder for the next attempt, what was in it before gone; None, and said why, when there can be none."""
-    home = snapshot_home(run)
+    """An empty folder for the attempt that is being prepared, those of the one before gone.
+
+    None, and said why, when there can be none.
+    """
+    home, before = snapshot_home(run), home_of(run, run.state.attempt - 1)
+    if before is not None and before != home:
+        _remove_or_say(run, before)
     if home is None:
         return None
     try:
-        for removed in remove_stale(home.parent):
-            run.journal.event("snapshots_removed", f"snapshots of a run that is gone were removed: {removed}")
+        remove_stale(run, home.parent)
         _remove(home)
         home.mkdir(mode=0o700)
         (home / OWNER_NAME).write_bytes(msgspec.json.encode(_owner(run)))
@@ -82,25 +100,24 @@ def flush_snapshot(run: Run, good: Sequence[CheckpointInfo], *, quiet: bool = Fa
     """Save the newest whole snapshot if it is newer than all of ``good``; returns the new checkpoint.
 
     Only without a trainer. Torn and damaged ones are passed over, and said. For want of room nothing is changed;
-    with ``quiet`` that is not said, because it will be tried again.
+    with ``quiet`` that is not said, because it will be tried again; ``run.unsaved`` has the reason.
     """
+    run.unsaved = ""
     newest = max((info.step for info in good), default=0)
     for slot, sealed in _newer(run, newest):
         manifest = sealed.manifest
         final = run.paths.checkpoint(manifest.step, run.state.lineage)
         if missing := _missing_room(run, good, final, sealed):
-            if not quiet:
-                _say_not_saved(run, manifest.step, newest, missing)
+            _not_saved(run, manifest.step, newest, missing, quiet=quiet)
             return None
         try:
             save_snapshot(slot, sealed, final)
         except TornSnapshotError as error:
-            run.journal.event("warning", f"the snapshot of step {manifest.step} is not trusted: {error}")
+            _distrust(run, slot, f"the snapshot of step {manifest.step} is not trusted: {error}")
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
-            if not quiet:
-                _say_not_saved(run, manifest.step, newest, str(error.strerror))
+            _not_saved(run, manifest.step, newest, str(error.strerror), quiet=quiet)
             return None
         else:
             run.journal.event(
@@ -131,59 +148,62 @@ def with_snapshot(run: Run, good: tuple[CheckpointInfo, ...]) -> tuple[Checkpoin
 
 def drop_snapshots(run: Run) -> None:
     """Nothing in shared memory is to be used any more."""
-    home = snapshot_home(run)
+    home = home_of(run, run.state.attempt)
     if home is not None:
         _remove(home)
 
 
 def end_snapshots(run: Run, *, completed: bool) -> None:
-    """The run ends. What could not be saved for want of room stays a while, for whoever makes room and goes on."""
-    home = snapshot_home(run)
+    """The run ends. What could not be saved stays a while, for whoever makes room and goes on."""
+    home = home_of(run, run.state.attempt)
     if home is None:
         return
     last = run.state.last_checkpoint
     saved = int(last.rpartition("-")[2]) if last and last.rpartition("-")[2].isdigit() else 0
-    left = [] if completed else _newer(run, saved, say=False)
+    left = [] if completed else _newer(run, saved)
     if not left:
-        _remove(home)
+        _remove_or_say(run, home)
         return
     step = left[0][1].manifest.step
+    why, remedy = (f" ({run.unsaved})", "make room, then run again") if run.unsaved else ("", "run again")
     run.journal.event(
         "warning",
-        f"the state after step {step} is only in shared memory ({home}), because there is no room to save it. It stays "
-        f"there until the machine restarts, or for {STALE_SECONDS / 3600:.0f} h: make room, then run again",
+        f"the state after step {step} is only in shared memory, {home}: it was not saved{why}. It stays there until "
+        f"the machine restarts, or for {STALE_SECONDS / 3600:.0f} h: {remedy}",
         step=step,
     )
 
 
-def remove_stale(place: Path) -> list[str]:
-    """Remove our folders of runs that are gone or that nobody has worked on for a day; returns their runs."""
-    removed = []
+def remove_stale(run: Run, place: Path) -> None:
+    """Remove our folders of runs that nobody has worked on for a day; also one that is gone may be on a disk that is
+    mounted again tomorrow.
+    """
     for home in sorted(place.glob(f"{_prefix()}*")):
         try:
             owner = msgspec.json.decode((home / OWNER_NAME).read_bytes(), type=_Owner)
         except (OSError, msgspec.DecodeError):
             continue  # being made right now, or not ours
-        if _is_stale(home, owner):
-            _remove(home)
-            removed.append(owner.run_dir)
-    return removed
+        try:
+            stale = _is_stale(home, owner)
+        except OSError as error:
+            _say_not_removed(run, home, error)
+            continue
+        if stale and _remove_or_say(run, home):
+            run.journal.event("snapshots_removed", f"old snapshots of another run were removed: {owner.run_dir}")
 
 
 def _is_stale(home: Path, owner: _Owner) -> bool:
     paths = RunPaths(Path(owner.run_dir))
     if any(lock_holder(lock) is not None for lock in (paths.supervisor_lock, paths.trainer_lock)):
         return False
-    if not paths.run_yaml.exists():
-        return True
     files = (home / slot / SEAL_NAME for slot in SLOTS)
     newest = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     return time.time() - newest > STALE_SECONDS
 
 
-def _newer(run: Run, step: int, *, say: bool = True) -> list[tuple[Path, Seal]]:
+def _newer(run: Run, step: int) -> list[tuple[Path, Seal]]:
     """The sealed snapshots of this lineage after ``step``, newest first."""
-    home = snapshot_home(run)
+    home = home_of(run, run.state.attempt)
     if home is None or not home.is_dir() or not _is_private(home):
         return []
     found = []
@@ -191,9 +211,7 @@ def _newer(run: Run, step: int, *, say: bool = True) -> list[tuple[Path, Seal]]:
         try:
             sealed = read_seal(home / name)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if say:
-                message = f"the snapshot in {home / name} is not trusted: its seal is none ({error})"
-                run.journal.event("warning", message)
+            _distrust(run, home / name, f"the snapshot in {home / name} is not trusted: its seal is none ({error})")
             continue
         if sealed is not None and _fits(sealed.manifest, run, step):
             found.append((home / name, sealed))
@@ -221,7 +239,16 @@ def _missing_room(run: Run, good: Sequence[CheckpointInfo], final: Path, sealed:
     return f"{space.mount} has {free} free, it and the next checkpoint need {human_bytes(needed)}"
 
 
-def _say_not_saved(run: Run, step: int, newest: int, why: str) -> None:
+def _distrust(run: Run, slot: Path, message: str) -> None:
+    """Say it once: without its seal the slot is not looked at again."""
+    run.journal.event("warning", message)
+    (slot / SEAL_NAME).unlink(missing_ok=True)
+
+
+def _not_saved(run: Run, step: int, newest: int, why: str, *, quiet: bool) -> None:
+    run.unsaved = why
+    if quiet:
+        return
     run.journal.event(
         "warning",
         f"the snapshot of step {step} cannot be saved: {why}. The run goes on from step {newest}",
@@ -273,3 +300,17 @@ def _remove(home: Path) -> None:
         return
     if _is_private(home):
         shutil.rmtree(home)
+
+
+def _remove_or_say(run: Run, home: Path) -> bool:
+    """Remove it; False, and said why, when that fails: no run ends for what lies about in memory."""
+    try:
+        _remove(home)
+    except OSError as error:
+        _say_not_removed(run, home, error)
+        return False
+    return True
+
+
+def _say_not_removed(run: Run, home: Path, error: OSError) -> None:
+    run.journal.event("warning", f"the snapshots in {home} cannot be removed: {error.strerror} ({error.filename})")

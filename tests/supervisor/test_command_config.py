@@ -101,6 +101,7 @@ def test_relative_places_are_those_of_the_file(tmp_path: Path) -> None:
             12,
             "another model must not find the checkpoints",
         ),
+        ({"command": ["true"], "checkpoints": {"dir": "{run_dir}/checkpoints/x"}}, 5, "is the supervisor's own"),
         ({"command": ["true"], "working_dir": "nowhere"}, 4, "nowhere is no folder"),
     ],
 )

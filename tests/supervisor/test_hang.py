@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -270,3 +272,14 @@ def test_who_cannot_show_its_stacks_is_not_signalled(tmp_path: Path, sleeper: Ca
     assert alive(pid)
     assert f"thread {pid} (" in stacks.read_text() and "sleeping" in stacks.read_text()
     assert "gone" in kernel_view(2**22 + 1)
+
+
+def test_a_command_line_is_shown_without_its_secrets() -> None:
+    word = "correct-horse-battery"
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"--api-token={word}"])
+    try:
+        wait_for(lambda: "--api-token" in kernel_view(process.pid))
+        assert word not in kernel_view(process.pid)
+    finally:
+        process.kill()
+        process.wait()

@@ -92,5 +92,6 @@ def test_the_step_is_the_one_that_its_name_says(tmp_path: Path) -> None:
 def test_files_as_checkpoints(tmp_path: Path) -> None:
     safetensors(tmp_path / "epoch_2.safetensors")
     (tmp_path / "epoch_3.safetensors").write_bytes(b"half")
+    (tmp_path / "epoch_4.safetensors.tmp").touch()  # being saved: neither good nor torn
     entries = find_checkpoints(tmp_path, "epoch_*", None)
     assert [(entry.step, bool(entry.faults)) for entry in entries] == [(2, False), (3, True)]

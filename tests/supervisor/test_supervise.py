@@ -340,7 +340,7 @@ def test_the_environment_of_the_trainer_is_private(tmp_path: Path) -> None:
     fault = {"at": 4, "do": "fail", "kind": "data_error", "attempt": 1}
     run(config(fault, launch={"env": {"SHARED": f"old-{SECRET}"}}), place)
     paths = RunPaths(place)
-    assert (paths.state.stat().st_mode & 0o777) == 0o644 & ~current_umask()
+    assert (paths.state.stat().st_mode & 0o777) == 0o600
     run(config(fault, launch={"env": {"SHARED": SECRET}}), place)
     assert [event.message for event in events(place, "change_accepted")] == [
         "launch.env.SHARED: '[hidden]' -> '[hidden]'"

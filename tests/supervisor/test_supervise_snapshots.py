@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +19,11 @@ from supervisor.checkpoints import CheckpointInfo, inspect_checkpoint
 from supervisor.protocol.heartbeat import read_heartbeat
 from supervisor.protocol.manifest import FORMAT_VERSION, Manifest, read_manifest, write_manifest
 from supervisor.protocol.paths import RunPaths
-from supervisor.protocol.snapshot import SEAL_NAME, Seal, seal, sealed_file
+from supervisor.protocol.snapshot import SEAL_NAME, Seal, read_seal, seal, sealed_file
 from supervisor.sensors.disk import disk_space
 from supervisor.state import Outcome
-from supervisor.supervise import RunRequest
+from supervisor.supervise import RunRequest, supervise
+from supervisor.supervise.attempt import prepare_attempt
 from supervisor.supervise.follow import Follower
 from supervisor.supervise.opening import Run, open_run
 from supervisor.supervise.sensing import Sensing
@@ -60,9 +62,13 @@ def snapshotting(memory: Path, *faults: dict[str, Any], save_steps: int = 100, *
 def opened(tmp_path: Path, memory: Path) -> Iterator[Run]:
     """A run in its first attempt, with an empty home for snapshots."""
     with open_run(RunRequest(snapshotting(memory), tmp_path / "r")) as found:
-        found.state.attempt = 1
-        assert fresh_home(found) is not None
+        attempt_1(found)
         yield found
+
+
+def attempt_1(run: Run) -> None:
+    run.state.attempt = 1
+    prepare_attempt(run, None)
 
 
 def put(run: Run, slot: str, step: int, content: bytes = b"weights" * 100, **changes: Any) -> Path:
@@ -81,6 +87,19 @@ def put(run: Run, slot: str, step: int, content: bytes = b"weights" * 100, **cha
     records = {name: sealed_file(data) for name, data in files.items()}
     seal(folder, Seal(msgspec.structs.replace(manifest, **changes), records))
     return folder
+
+
+@contextmanager
+def mounted(place: Path) -> Iterator[Path]:
+    """A real tmpfs of 8 MiB."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0777", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a tmpfs cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -160,6 +179,23 @@ def test_a_damaged_one_is_passed_over_and_said(opened: Run, damage: Any) -> None
     assert DAMAGES[damage] in warning
 
 
+# it is said once, and does not stay as something that could be saved
+def test_a_damaged_one_is_given_up(opened: Run) -> None:
+    slot = put(opened, "a", 6)
+    flip_a_bit(slot)
+    rescue(opened, Follower(opened, [], cast(Sensing, None)))
+    assert with_snapshot(opened, ()) == ()
+    end_snapshots(opened, completed=False)
+    assert len(warnings(opened)) == 1 and not slot.parent.exists()
+
+
+def test_what_nobody_tried_to_save_is_not_blamed_on_the_disk(opened: Run) -> None:
+    put(opened, "a", 6)
+    end_snapshots(opened, completed=False)
+    (warning,) = warnings(opened)
+    assert "it was not saved." in warning and "room" not in warning
+
+
 def test_a_torn_one_is_passed_over(opened: Run) -> None:
     put(opened, "a", 6)
     (put(opened, "b", 7) / SEAL_NAME).unlink()
@@ -207,14 +243,8 @@ def test_weights_that_are_not_finite_are_quarantined(opened: Run) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real tmpfs of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0777", "tmpfs", str(place)]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a tmpfs cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted(tmp_path / "disk") as place:
+        yield place
 
 
 def fill(place: Path, leave: int) -> Path:
@@ -227,8 +257,7 @@ def fill(place: Path, leave: int) -> Path:
 @pytest.fixture
 def on_a_small_disk(small_disk: Path, memory: Path) -> Iterator[Run]:
     with open_run(RunRequest(snapshotting(memory), small_disk / "r")) as found:
-        found.state.attempt = 1
-        assert fresh_home(found) is not None
+        attempt_1(found)
         yield found
 
 
@@ -242,7 +271,7 @@ def test_without_room_nothing_changes_and_with_room_it_is_saved(on_a_small_disk:
     assert "the snapshot of step 6 cannot be saved" in warnings(run)[0]
     end_snapshots(run, completed=False)
     assert (slot / SEAL_NAME).exists(), "it stays for whoever makes room"
-    assert "is only in shared memory" in warnings(run)[1]
+    assert "is only in shared memory" in warnings(run)[1] and "has 4.0 MiB free" in warnings(run)[1]
     stranger.unlink()
     assert flush_snapshot(run, []) == run.paths.checkpoint(6)
 
@@ -269,6 +298,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("undisturbed") / "r"
     assert run(config(), place) is Outcome.COMPLETED
     return final_adapter(place)
+
+
+# proves SUP-15: what lies about in memory or under the name of the link does not cost a completed run its outcome
+def test_what_cannot_be_cleaned_up_costs_no_completed_run(tmp_path: Path, memory: Path) -> None:
+    place = tmp_path / "r"
+    stopped = {"at": 4, "do": "fail", "kind": "data_error", "attempt": 1}
+    assert run(snapshotting(memory, stopped), place) is Outcome.GAVE_UP
+    (place / "final").mkdir()
+    with ExitStack() as stack:
+
+        def make_it_busy() -> None:
+            for home in memory.glob("mens-sup-*"):
+                if not (home / "busy").exists():
+                    stack.enter_context(mounted(home / "busy"))
+
+        assert supervise(RunRequest(None, place), make_it_busy) is Outcome.COMPLETED
+    found = state(place)
+    assert found.outcome is Outcome.COMPLETED
+    assert f"The adapter is in {RunPaths(place).checkpoint(12)}; " in found.explanation
+    assert [path.name for path in place.glob(".staging*")] == []
+    assert "cannot be removed" in events(place, "warning")[-1].message
 
 
 def starts(run_dir: Path) -> list[int | None]:
@@ -324,7 +374,8 @@ def test_a_snapshot_outlives_both(tmp_path: Path, memory: Path, undisturbed: byt
 
     def waiting() -> int | None:
         beat = read_heartbeat(paths.attempt(1).heartbeat) if paths.attempt(1).heartbeat.exists() else None
-        return beat.pid if beat is not None and beat.step == 7 else None
+        sealed = [read_seal(slot) for slot in memory.glob("*/b")]  # the slot of odd steps
+        return beat.pid if beat is not None and [found.manifest.step for found in sealed if found] == [7] else None
 
     pid = wait_for(waiting)
     supervisor.kill()
@@ -383,16 +434,52 @@ def test_folders_of_dead_runs_are_removed(opened: Run, tmp_path: Path, memory: P
     place, home = tmp_path / "other", snapshot_home(opened)
     assert home is not None
     with open_run(RunRequest(snapshotting(memory), place)) as other:
-        other.state.attempt = 1
-        theirs = Path(fresh_home(other) or "")
+        attempt_1(other)
         slot = put(other, "a", 3)
-        old = time.time() - STALE_SECONDS - 60
-        os.utime(slot / SEAL_NAME, (old, old))
-        assert remove_stale(memory) == [], "somebody supervises it"
+        age(slot)
+        remove_stale(opened, memory)
+        assert slot.exists(), "somebody supervises it"
     os.utime(slot / SEAL_NAME)
-    assert remove_stale(memory) == [], "somebody may go on with it"
-    os.utime(slot / SEAL_NAME, (old, old))
-    assert remove_stale(memory) == [str(place)]
-    assert not theirs.exists() and home.exists()
+    remove_stale(opened, memory)
+    assert slot.exists(), "somebody may go on with it"
+    place.rename(tmp_path / "unmounted")
+    remove_stale(opened, memory)
+    assert slot.exists(), "its disk may come back"
+    age(slot)
+    remove_stale(opened, memory)
+    assert not slot.parent.exists() and home.exists()
+    (event,) = events(opened.paths.root, "snapshots_removed")
+    assert str(place) in event.message
     opened.paths.run_yaml.unlink()
-    assert remove_stale(memory) == [], "its lock is held"
+    remove_stale(opened, memory)
+    assert home.exists(), "its lock is held"
+
+
+def age(slot: Path) -> None:
+    old = time.time() - STALE_SECONDS - 60
+    os.utime(slot / SEAL_NAME, (old, old))
+
+
+# what cannot be removed is said and costs this run nothing
+def test_another_runs_folder_that_cannot_be_removed(opened: Run, tmp_path: Path, memory: Path) -> None:
+    with open_run(RunRequest(snapshotting(memory), tmp_path / "other")) as other:
+        attempt_1(other)
+        slot = put(other, "a", 3)
+    age(slot)
+    with mounted(slot / "busy"):
+        assert fresh_home(opened) is not None
+    assert "cannot be removed" in warnings(opened)[0]
+
+
+# checkpoint.snapshot may change while nothing is at work: what the last attempt left is where it was told to put it
+@pytest.mark.parametrize("chosen", ["another", "off"])
+def test_another_place_for_snapshots(tmp_path: Path, memory: Path, opened: Run, chosen: str) -> None:
+    slot = put(opened, "a", 6)
+    another = tmp_path / "another"
+    another.mkdir()
+    opened.state.overrides["checkpoint.snapshot"] = "off" if chosen == "off" else str(another)
+    assert [info.step for info in with_snapshot(opened, ())] == [6]
+    opened.state.attempt = 2
+    prepare_attempt(opened, None)
+    assert not slot.parent.exists()
+    assert len(list(another.iterdir())) == (chosen == "another")
