@@ -22,7 +22,7 @@ from supervisor.notify import notify
 from supervisor.process.leftovers import end_leftovers, subreaper
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus
-from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
+from supervisor.process.stop import StopPlan, StuckProcessError
 from supervisor.protocol.lock import LockHeldError
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.redact import shown_value
@@ -47,9 +47,9 @@ from supervisor.supervise.foreign import (
     how_it_goes_on,
     inspect_checkpoints,
     note_newest_checkpoint,
+    still_locked,
     watched,
 )
-    still_locked,
 from supervisor.supervise.gpu_wait import GpuWait
 from supervisor.supervise.opening import Run, RunRefused, RunRequest, open_run, unusable
 from supervisor.supervise.prepare import possible_trim, prepare, room, shortage
@@ -226,6 +226,8 @@ class _Loop:
                 f"The trainer cannot be started: {error.strerror} ({error.filename}). Correct launch.python or the "
                 "command and run again.",
             )
+        except LockHeldError as error:
+            return Stop(Outcome.GAVE_UP, still_locked(error.path))
         ended = watch(run, process, follower, self.signals, self.stop, self.on_tick)
         rescue(run, follower)
         evidence = self._evidence(paths, ended)
@@ -244,8 +246,6 @@ class _Loop:
         stop_requested: bool = False,
         foreseen: bool = False,
     ) -> Decision:
-        except LockHeldError as error:
-            return Stop(Outcome.GAVE_UP, still_locked(error.path))
         """Ask the policy and enter the failure into the ledger. ``foreseen``: no attempt was made."""
         run, state = self.run, self.run.state
         config = run.config
@@ -369,6 +369,7 @@ class _Loop:
         state.settled = state.attempt
         run.journal.event("outcome", explanation, step=state.step, outcome=stop.outcome.value)
         run.journal.use_reserve()
+        end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
         self._tell("gave_up" if stop.outcome is Outcome.FAILED_CONFIG else stop.outcome.value, explanation)
         self.on_tick()
         return stop.outcome
@@ -387,5 +388,4 @@ class _Loop:
             "message": message,
         }
         if problem := notify(own.notify.command, payload):
-        end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
             run.journal.event("warning", problem)
