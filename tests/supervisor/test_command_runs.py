@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ from scripted_runs import QUICK, alive, events, run, start_supervisor, state, wa
 from supervisor.cli import main
 from supervisor.command.kind import COMMAND
 from supervisor.config import LoadedConfig, load_document
-from supervisor.protocol.lock import lock_holder
+from supervisor.process.leftovers import processes_of
+from supervisor.protocol.lock import FileLock, lock_holder
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome
 from supervisor.yaml_source import render_yaml
@@ -158,6 +161,84 @@ os.kill(os.getpid(), signal.SIGKILL)
     found = state(tmp_path / "r")
     assert "never starts from zero again by itself" in found.explanation
     assert str(tmp_path / "out" / "quarantine") in found.explanation
+
+
+# wherever they lie: what is half saved, or too many, while the program runs is none of our business
+def test_its_checkpoints_are_left_alone_while_it_runs(tmp_path: Path) -> None:
+    source = """
+import os, time
+for step in range(1, 7):
+    os.makedirs(f"r/checkpoints/step-{step:08d}")
+time.sleep(1.5)
+print(len(os.listdir("r/checkpoints")), file=open("left", "w"))
+"""
+    assert run(loaded(tmp_path, source, checkpoint={"keep": 1}), tmp_path / "r") is Outcome.COMPLETED
+    assert (tmp_path / "left").read_text() == "6\n"
+
+
+# a daemon that has left its group and hides its origin still holds the lock that it inherited
+def test_something_unknown_holds_the_lock(tmp_path: Path) -> None:
+    source = """
+import subprocess, sys
+daemon = subprocess.Popen(["sleep", "60"], env={}, close_fds=False, start_new_session=True)
+print(daemon.pid, file=open("daemon", "w"))
+sys.exit(1)
+"""
+    try:
+        assert run(loaded(tmp_path, source), tmp_path / "r", max_attempts=3) is Outcome.GAVE_UP
+        found = state(tmp_path / "r")
+        assert found.attempt == 2
+        assert "trainer.lock is still held by a process that is no trainer" in found.explanation
+    finally:
+        os.kill(int((tmp_path / "daemon").read_text()), signal.SIGKILL)
+
+
+def test_a_program_that_nobody_would_know_of_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(lock: FileLock, pid: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileLock, "hand_over", full)
+    place = tmp_path / "r"
+    assert run(loaded(tmp_path, "import time; time.sleep(60)"), place) is Outcome.GAVE_UP
+    assert processes_of(RunPaths(place).attempt(1).spec) == []
+
+
+def test_another_model_has_a_place_of_its_own(tmp_path: Path) -> None:
+    source = f"""
+import os, sys
+print(sys.argv[1], sys.argv[2], file=open("starts", "a"))
+if sys.argv[2] == "big":
+    sys.exit("Traceback (most recent call last):\\n  File 'train.py', line 9, in <module>\\n{OOM}")
+"""
+    config = loaded(tmp_path, source, "{output_dir}", "{model}", values={"model": "big"}, fallback={"model": ["small"]})
+    assert run(config, tmp_path / "r") is Outcome.COMPLETED
+    output = tmp_path / "r" / "output"
+    assert (tmp_path / "starts").read_text() == f"{output} big\n{output}-2 small\n"
+    assert state(tmp_path / "r").lineage == 2
+
+
+# proves SUP-9 for any trainer: the launcher dies of the request at once, its child may still save
+def test_a_stop_waits_for_the_child_of_a_launcher(tmp_path: Path) -> None:
+    source = """
+import os, signal, subprocess, sys, time
+if len(sys.argv) == 1:
+    sys.exit(subprocess.run([sys.executable, __file__, "child"]).returncode)
+def save(*_):
+    time.sleep(1.0)
+    open("saved", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(120)
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(job(tmp_path, source)))
+    process = start_supervisor(file, tmp_path / "r")
+    wait_for((tmp_path / "ready").exists)
+    process.terminate()
+    assert process.wait(60) == 3
+    assert (tmp_path / "saved").exists()
+    assert state(tmp_path / "r").outcome is Outcome.STOPPED
 
 
 def test_another_model_has_a_place_of_its_own(tmp_path: Path) -> None:
