@@ -241,44 +241,6 @@ time.sleep(120)
     assert state(tmp_path / "r").outcome is Outcome.STOPPED
 
 
-def test_another_model_has_a_place_of_its_own(tmp_path: Path) -> None:
-    source = f"""
-import os, sys
-print(sys.argv[1], sys.argv[2], file=open("starts", "a"))
-if sys.argv[2] == "big":
-    sys.exit("Traceback (most recent call last):\\n  File 'train.py', line 9, in <module>\\n{OOM}")
-"""
-    config = loaded(tmp_path, source, "{output_dir}", "{model}", values={"model": "big"}, fallback={"model": ["small"]})
-    assert run(config, tmp_path / "r") is Outcome.COMPLETED
-    output = tmp_path / "r" / "output"
-    assert (tmp_path / "starts").read_text() == f"{output} big\n{output}-2 small\n"
-    assert state(tmp_path / "r").lineage == 2
-
-
-# proves SUP-9 for any trainer: the launcher dies of the request at once, its child may still save
-def test_a_stop_waits_for_the_child_of_a_launcher(tmp_path: Path) -> None:
-    source = """
-import os, signal, subprocess, sys, time
-if len(sys.argv) == 1:
-    sys.exit(subprocess.run([sys.executable, __file__, "child"]).returncode)
-def save(*_):
-    time.sleep(1.0)
-    open("saved", "w").close()
-    os._exit(0)
-signal.signal(signal.SIGTERM, save)
-open("ready", "w").close()
-time.sleep(120)
-"""
-    file = tmp_path / "job.yaml"
-    file.write_text(render_yaml(job(tmp_path, source)))
-    process = start_supervisor(file, tmp_path / "r")
-    wait_for((tmp_path / "ready").exists)
-    process.terminate()
-    assert process.wait(60) == 3
-    assert (tmp_path / "saved").exists()
-    assert state(tmp_path / "r").outcome is Outcome.STOPPED
-
-
 # proves SUP-15: exit code 0 on request is no completion
 def test_stopped_with_exit_code_0_is_not_completed(tmp_path: Path) -> None:
     source = """
