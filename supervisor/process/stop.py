@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from supervisor.process.adopted import RunningTrainer
 from supervisor.process.signals import SignalQueue
-from supervisor.process.spawn import kill_group
 
 ABORT_SECONDS = 3.0
 """Between SIGABRT (a trainer with faulthandler dumps its stacks) and SIGKILL."""
 KILL_SECONDS = 30.0
 """After SIGKILL; a process that lives longer is stuck in the kernel (state D)."""
+STOP_TICK_SECONDS = 0.2
+"""Between two looks at a trainer that is to end; its end itself is noticed at once."""
 
 
 class StuckProcessError(Exception):
@@ -67,34 +68,23 @@ class Stopper:
         return self._killed_at is not None and now - self._killed_at > self.plan.kill_seconds
 
 
-def stop_stranger(pid: int, plan: StopPlan, signals: SignalQueue) -> signal.Signals | None:
-    """Stop a trainer that is not our child; returns the strongest signal it took, None if it was gone.
+def press(process: RunningTrainer, stopper: Stopper, hurry: bool) -> None:
+    """Send the signal that is due, if one is. Raises StuckProcessError when the process survived SIGKILL."""
+    number = stopper.next_signal(time.monotonic(), hurry)
+    if number is signal.SIGKILL:
+        process.kill_group()
+    elif number is not None:
+        process.send(number)
+        process.send(signal.SIGCONT)  # a stopped process heeds a signal only when it goes on
+    if stopper.stuck(time.monotonic()):
+        raise StuckProcessError(process.pid)
 
-    SIGINT among the pending signals hurries to the kill; they stay pending for the caller. Raises
-    StuckProcessError when it survives SIGKILL and PermissionError when it is another user's.
+
+def stop_trainer(process: RunningTrainer, stopper: Stopper, signals: SignalQueue, hurry: Callable[[], bool]) -> None:
+    """Press until it has ended; what is left of its group and its status are the caller's to see to.
+
+    Raises StuckProcessError, and PermissionError when it is another user's.
     """
-    try:
-        pidfd = os.pidfd_open(pid)
-        leads_group = os.getpgid(pid) == pid
-    except ProcessLookupError:
-        return None
-    stopper = Stopper(plan, time.monotonic())
-    try:
-        while not _readable(pidfd):
-            number = stopper.next_signal(time.monotonic(), hurry=signal.SIGINT in signals.pending())
-            if number is not None:
-                signal.pidfd_send_signal(pidfd, number)
-            if stopper.stuck(time.monotonic()):
-                raise StuckProcessError(pid)
-            signals.wait(0.2, [pidfd])
-    except ProcessLookupError:
-        return stopper.sent
-    finally:
-        os.close(pidfd)
-    if leads_group:
-        kill_group(pid)
-    return stopper.sent
-
-
-def _readable(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    while not process.ended():
+        press(process, stopper, hurry())
+        signals.wait(STOP_TICK_SECONDS, [process.pidfd])

@@ -16,9 +16,9 @@ SPEC_VARIABLE = "MENS_ATTEMPT"
 class AttemptSpec(msgspec.Struct, frozen=True):
     """``attempts/0003/attempt.json``: everything a trainer needs to take its part.
 
-    ``resume_from`` is a verified checkpoint folder or None for step 0. ``accepted_changes`` names
-    differences to the checkpoint (see Manifest.identity) that the user or a relief has accepted. ``snapshots`` is a
-    folder in shared memory for the state after every optimiser step (see snapshot.py), None for no snapshots.
+    ``resume_from`` is a verified checkpoint folder or None for step 0, ``resume_step`` its step. ``accepted_changes``
+    names differences to the checkpoint (see Manifest.identity) that the user or a relief has accepted. ``snapshots`` is
+    a folder in shared memory for the state after every optimiser step (see snapshot.py), None for no snapshots.
     """
 
     run_dir: str
@@ -29,6 +29,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     save_steps: int
     accepted_changes: tuple[str, ...] = ()
     snapshots: str | None = None
+    resume_step: int | None = None
 
 
 class ExitKind(enum.StrEnum):

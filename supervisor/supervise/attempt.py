@@ -14,7 +14,7 @@ from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, reap_group
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus
-from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
+from supervisor.process.stop import Stopper, StopPlan, StuckProcessError, press, stop_trainer
 from supervisor.protocol.atomic import fsync_directory, write_atomic
 from supervisor.protocol.attempt import AttemptSpec, read_exit_report, write_spec
 from supervisor.protocol.heartbeat import read_heartbeat
@@ -92,6 +92,7 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
             lineage=state.lineage,
             effective_config=str(paths.effective),
             resume_from=str(resume.path) if resume else None,
+            resume_step=resume.step if resume else None,
             save_steps=config.own.checkpoint.save_steps,
             accepted_changes=_still_accepted(run, resume),
             snapshots=None if foreign_kind(run) else fresh_home(run),
@@ -144,14 +145,13 @@ def watch(
                 stopper = stopper or Stopper(plan, time.monotonic())
                 run.journal.event("stop_requested", f"{stop.reason}: {_stopping(stop.name)}")
             if stopper is not None:
-                _press(process, stopper, stop.hurry)
+                press(process, stopper, stop.hurry)
             follower.tick()
             on_tick()
             signals.wait(TICK_SECONDS, [process.pidfd])
     except BaseException as error:
         if not isinstance(error, StuckProcessError):
-            _stop_without_following(process, stopper or Stopper(plan, time.monotonic()), signals, stop)
-            _clear(run, process)
+            abandon(run, process, stopper or Stopper(plan, time.monotonic()), signals, stop)
         raise
     ended = _clear(run, process)
     follower.tick(last=True)
@@ -169,22 +169,15 @@ def _stopping(name: str) -> str:
     return f"asking the trainer to save and stop{again}"
 
 
-def _press(process: RunningTrainer, stopper: Stopper, hurry: bool) -> None:
-    number = stopper.next_signal(time.monotonic(), hurry)
-    if number is signal.SIGKILL:
-        process.kill_group()
-    elif number is not None:
-        process.send(number)
-        process.send(signal.SIGCONT)  # a stopped process heeds a signal only when it goes on
-    if stopper.stuck(time.monotonic()):
-        raise StuckProcessError(process.pid)
+def abandon(run: Run, process: RunningTrainer, stopper: Stopper, signals: SignalQueue, stop: StopRequest) -> None:
+    """Stop a trainer that nobody can follow any more the gentle way, and clear it away."""
 
-
-def _stop_without_following(process: RunningTrainer, stopper: Stopper, signals: SignalQueue, stop: StopRequest) -> None:
-    while not process.ended():
+    def hurry() -> bool:
         stop.poll()
-        _press(process, stopper, stop.hurry)
-        signals.wait(TICK_SECONDS, [process.pidfd])
+        return stop.hurry
+
+    stop_trainer(process, stopper, signals, hurry)
+    _clear(run, process)
 
 
 def _clear(run: Run, process: RunningTrainer) -> tuple[ExitStatus, int]:

@@ -19,10 +19,11 @@ from supervisor.diagnosis.kinds import FailureKind
 from supervisor.diagnosis.values import Diagnosis, Evidence, fingerprint
 from supervisor.jobs import Relief
 from supervisor.notify import notify
+from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, subreaper
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus
-from supervisor.process.stop import StopPlan, StuckProcessError
+from supervisor.process.stop import Stopper, StopPlan, StuckProcessError
 from supervisor.protocol.lock import LockHeldError
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.redact import shown_value
@@ -35,6 +36,7 @@ from supervisor.supervise.attempt import (
     TICK_SECONDS,
     Ended,
     StopRequest,
+    abandon,
     collect_evidence,
     launch,
     prepare_attempt,
@@ -152,19 +154,33 @@ class _Loop:
             return None
         self.resumed_step = left.resumed_step
         asked = "stop_requested" in self.past.said
-        follower = Follower(run, known_checkpoints(run, self.past), self.sensing, self.past.offset)
-        self.wall.add_unobserved(alive=left.process is not None)
         if left.process is not None:
-            message = f"process {left.process.pid}, the trainer of attempt {state.attempt}, lives; watching on"
-            run.journal.event("adopted", message, pid=left.process.pid)
-            ended = watch(run, watched(run, left.process), follower, self.signals, self.stop, self.on_tick)
+            follower, ended = self._watch_on(watched(run, left.process))
             return self._conclude(left, ended, follower, asked=asked)
+        follower = Follower(run, known_checkpoints(run, self.past), self.sensing, self.past.offset)
+        self.wall.add_unobserved(alive=False)
         run.journal.event("ended_unseen", f"the trainer of attempt {state.attempt} ended while no supervisor lived")
         follower.tick(last=True)
         # The configuration was changed and the trainer ended for it: no failure either.
         asked = asked or not run.adoptable
         unseen = Ended(ExitStatus(None, None), stop_requested=False, killed_by_us=False, leftovers=0)
         return self._conclude(left, unseen, follower, asked=asked)
+
+    def _watch_on(self, process: RunningTrainer) -> tuple[Follower, Ended]:
+        """Watch an adopted trainer until it has ended; an error of our own must not leave it alone either."""
+        run = self.run
+        try:
+            # A foreign trainer's checkpoints come and go while it lives, and nobody follows them.
+            known = known_checkpoints(run, self.past) if foreign_kind(run) is None else []
+            follower = Follower(run, known, self.sensing, self.past.offset)
+            self.wall.add_unobserved(alive=True)
+            message = f"process {process.pid}, the trainer of attempt {run.state.attempt}, lives; watching on"
+            run.journal.event("adopted", message, pid=process.pid)
+        except BaseException:
+            stopper = Stopper(StopPlan(run.config.own.limits.stop_grace_seconds), time.monotonic())
+            abandon(run, process, stopper, self.signals, self.stop)
+            raise
+        return follower, watch(run, process, follower, self.signals, self.stop, self.on_tick)
 
     def _conclude(self, left: Unfinished, ended: Ended, follower: Follower, *, asked: bool) -> Decision | None:
         """The end of an attempt that was taken up. ``asked``: a supervisor before us had asked its trainer to stop."""
@@ -178,7 +194,8 @@ class _Loop:
         found = left.diagnosis or diagnose(evidence)
         record(run, found, evidence, str(ended.status), ended.leftovers)
         over = asked and found.kind is FailureKind.INTERRUPTED and not ended.stop_requested
-        decision = None if over else self._decide(found, follower.good, stop_requested=ended.stop_requested)
+        good = follower.good if foreign_kind(run) is None else known_checkpoints(run, self.past)
+        decision = None if over else self._decide(found, good, stop_requested=ended.stop_requested)
         if run.taken_over and isinstance(decision, Stop) and decision.outcome not in (
             Outcome.COMPLETED, Outcome.STOPPED,
         ):  # fmt: skip
@@ -218,6 +235,7 @@ class _Loop:
             f"attempt {state.attempt} starts {where} (launch {self.launches} of at most {self._launches_allowed()})",
             step=state.step,
         )
+        run.journal.leave_out({})
         try:
             process = launch(run, paths, self.spare)
         except (FileNotFoundError, PermissionError) as error:

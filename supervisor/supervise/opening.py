@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from supervisor.config import OPERATIONAL, LoadedConfig, differences, load_document, unaccepted
+from supervisor.config import OPERATIONAL, ConfigError, LoadedConfig, differences, load_document, unaccepted
 from supervisor.jobs import JobKind, Patch, Rung
 from supervisor.problems import InputError
 from supervisor.protocol.atomic import write_atomic
@@ -205,7 +205,7 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
     if not run.cut_short:
         state.settled = state.attempt
     run.taken_over = bool(changes or request.accept_changes)
-    run.adoptable = all(any(_covers(name, patch.key) for name in OPERATIONAL) for patch in changes)
+    run.adoptable = _is_of_this_configuration(run)
     if run.taken_over or not run.cut_short:
         # Whom a supervisor left by dying goes on with the attempts that it had.
         state.attempts_before = state.settled
@@ -221,6 +221,17 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
     for patch in changes:
         run.journal.event("change_accepted", _shown(patch), key=patch.key)
     return run
+
+
+def _is_of_this_configuration(run: Run) -> bool:
+    """Has the last attempt what is asked for now? Who changed it may be a supervisor that died over that, long ago."""
+    effective = run.paths.attempt(run.state.attempt).effective
+    try:
+        document, _ = read_yaml(effective)
+        launched = load_document(document, run.kind, source=str(effective)).document
+    except ConfigError:  # not told: at worst it is asked to save and stop, and goes on from there
+        return False
+    return not unaccepted(launched, run.config.document, ())
 
 
 _NEEDED = (

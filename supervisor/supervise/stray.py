@@ -6,10 +6,16 @@ checkpoint at its next step, so nothing but a restart is lost.
 
 from __future__ import annotations
 
-from supervisor.process.leftovers import end_leftovers, holds_open
+import signal
+import time
+
+from supervisor.process.adopted import AdoptedProcess, RunningTrainer
+from supervisor.process.identity import identity_of
+from supervisor.process.leftovers import end_leftovers, holds_open, processes_of
 from supervisor.process.signals import SignalQueue
-from supervisor.process.stop import StopPlan, stop_stranger
+from supervisor.process.stop import Stopper, StopPlan, stop_trainer
 from supervisor.protocol.lock import lock_holder
+from supervisor.supervise.foreign import still_locked, watched
 from supervisor.supervise.opening import Run, RunRefused
 
 
@@ -24,26 +30,41 @@ def end_stray_trainer(run: Run, signals: SignalQueue, plan: StopPlan) -> None:
     if run.state.attempt and (killed := end_leftovers(run.paths.attempt(run.state.attempt).spec)):
         run.journal.event("leftovers_killed", f"{len(killed)} process(es) of an earlier attempt were ended")
     if lock_holder(run.paths.trainer_lock) is not None:
-        raise RunRefused(
-            f"{run.paths.trainer_lock} is still held by a process that is no trainer of this run's last attempt. Find "
-            "it with `fuser -v` on that file, end it, then run again."
-        )
+        raise RunRefused(still_locked(run.paths.trainer_lock))
     run.state.trainer_pid = 0
 
 
 def _end(run: Run, pid: int, signals: SignalQueue, plan: StopPlan) -> None:
+    stopper = Stopper(plan, time.monotonic())
     try:
-        if not pid or not holds_open(pid, run.paths.trainer_lock):
+        process = _opened(run, pid)
+        if process is None:
             return
         _announce(run, pid, plan)
-        took = stop_stranger(pid, plan, signals)
+        # SIGINT stays pending for the caller.
+        stop_trainer(process, stopper, signals, lambda: signal.SIGINT in signals.pending())
     except PermissionError:
         raise RunRefused(
             f"Process {pid}, a trainer of {run.paths.root}, belongs to another user and cannot be ended from here. Let "
             "its owner stop it, then run again."
         ) from None
-    how = f"after {took.name}" if took else "by itself"
+    process.kill_group()
+    process.reap()
+    how = f"after {stopper.sent.name}" if stopper.sent else "by itself"
     run.journal.event("stray_trainer_ended", f"process {pid} ended {how}")
+
+
+def _opened(run: Run, pid: int) -> RunningTrainer | None:
+    """The holder of the lock, None when it is gone."""
+    identity = identity_of(pid) if pid else None
+    try:
+        process = AdoptedProcess(identity) if identity is not None else None
+    except ProcessLookupError:
+        return None
+    if process is None or not holds_open(pid, run.paths.trainer_lock):
+        return None
+    # Of another attempt: its helpers are not known, so it is asked itself.
+    return watched(run, process) if pid in processes_of(run.paths.attempt(run.state.attempt).spec) else process
 
 
 def _announce(run: Run, pid: int, plan: StopPlan) -> None:

@@ -55,7 +55,9 @@ class Unfinished:
 
     @property
     def resumed_step(self) -> int | None:
-        return checkpoint_step(Path(self.spec.resume_from).name) if self.spec.resume_from else None
+        if self.spec.resume_step is None and self.spec.resume_from:
+            return checkpoint_step(Path(self.spec.resume_from).name)  # written by a supervisor of an earlier version
+        return self.spec.resume_step
 
 
 def read_past(run: Run) -> Past:
@@ -91,8 +93,9 @@ def find_unfinished(run: Run) -> Unfinished | None:
     if state.attempt <= state.settled:
         return None
     paths = run.paths.attempt(state.attempt)
-    if not paths.spec.exists() or not paths.stderr.exists():  # its log is opened before a trainer is started
-        shutil.rmtree(paths.root, ignore_errors=True)
+    if not paths.spec.exists() or not _was_started(run, paths):
+        if paths.root.exists():
+            shutil.rmtree(paths.root)
         state.attempt -= 1
         return None
     diagnosis = _stored(paths)
@@ -103,6 +106,12 @@ def find_unfinished(run: Run) -> Unfinished | None:
         except ProcessLookupError:
             process = None
     return Unfinished(paths, read_spec(paths.spec), process, diagnosis)
+
+
+def _was_started(run: Run, paths: AttemptPaths) -> bool:
+    """Its log is opened before a trainer is started, but may be deleted later. A standby does not hold the lock."""
+    traces = (paths.stderr, paths.heartbeat, paths.exit_report)
+    return any(path.exists() for path in traces) or lock_holder(run.paths.trainer_lock) in processes_of(paths.spec)
 
 
 def _stored(paths: AttemptPaths) -> Diagnosis | None:
@@ -177,10 +186,9 @@ def not_again(run: Run, past: Past) -> dict[str, str | None]:
     """Events that stand in the log already although what belongs to them was cut short, for `Journal.leave_out`."""
     if not run.cut_short:
         return {}
-    whatever, alike = frozenset[str](), frozenset({"outcome"})
+    whatever, alike = frozenset[str](), frozenset({"outcome", "relaunch", "relief"})
     if run.state.attempt > run.state.settled:
         whatever = frozenset({"attempt_started", "ended_unseen", "attempt_ended", "failure"})
-        alike |= {"relaunch", "relief"}
     return {
         kind: message if kind in alike else None
         for kind, message in past.said.items()

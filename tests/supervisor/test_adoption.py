@@ -16,7 +16,9 @@ from supervisor.protocol.events import read_events
 from supervisor.protocol.lock import FileLock
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome, read_state, write_state
-from supervisor.supervise import RunRefused
+from supervisor.supervise import RunRefused, RunRequest
+from supervisor.supervise.opening import open_run
+from supervisor.supervise.taking_up import Past, not_again
 
 ONCE = ("attempt_started", "attempt_ended", "failure", "relaunch", "relief")
 
@@ -246,6 +248,80 @@ def test_another_configuration_is_not_adopted(supervised: Any) -> None:
     assert [event.data["pid"] for event in events(one.place, "stray_trainer")] == [trainer]
     assert state(one.place).failures == []
     assert events(one.place, "attempt_started")[-1].step in (4, 5)
+
+
+# proves SUP-10: an accepted change holds although the supervisor that took it over died before the trainer ended
+@pytest.mark.parametrize("place", ["change_accepted", "stray_trainer"])
+def test_a_change_survives_the_supervisor_that_accepted_it(supervised: Any, place: str) -> None:
+    one = supervised({"at": 5, "do": "hang", "attempt": 1}, checkpoint={"save_steps": 100})
+    one.start()
+    trainer = one.trainer_at(4)
+    one.kill()
+    options = ("--set", "train.learning_rate=0.5", "--accept-change", "train.learning_rate")
+    assert one.start(*options, dies_at=place).wait(60) == -signal.SIGKILL
+    if place == "stray_trainer":  # and it had asked the trainer to stop
+        os.kill(trainer, signal.SIGTERM)
+        wait_for(lambda: not alive(trainer))
+    assert one.start(*options[:2]).wait(60) == 0, one.log
+    assert events(one.place, "adopted") == []
+    assert state(one.place).failures == []
+    assert state(one.place).attempt == 2
+    assert "learning_rate: 0.5" in one.paths.attempt(2).effective.read_text()
+
+
+# proves SUP-10: an error of our own between finding a living trainer and watching it leaves nobody alone
+def test_a_failed_adoption_stops_the_trainer(supervised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = supervised({"at": 5, "do": "hang", "attempt": 1}, checkpoint={"save_steps": 100})
+    one.start()
+    trainer = one.trainer_at(4)
+    one.kill()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("supervisor.supervise.loop.Follower", broken)
+    with pytest.raises(RuntimeError, match="ours"):
+        run(None, one.place)
+    assert not alive(trainer)
+    assert [path.name for path in one.paths.checkpoints().glob("step-*")] != []
+
+
+# proves SUP-10: who tidies up the log of a living trainer does not make it one that was never started
+def test_a_deleted_log_does_not_hide_a_living_trainer(supervised: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    one = supervised({"at": 5, "do": "wait_for_file", "file": str(gate)})
+    one.start()
+    trainer = one.trainer_at(4)
+    one.kill()
+    one.paths.attempt(1).stderr.unlink()
+    second = one.start()
+    wait_for(lambda: events(one.place, "adopted") or second.poll() is not None)
+    assert alive(trainer)
+    gate.touch()
+    assert second.wait(60) == 0, one.log
+    assert state(one.place).attempt == 1
+
+
+# proves SUP-10: what was told before the death is left out only until the next attempt, which has an end of its own
+def test_an_attempt_after_an_untold_outcome_has_its_own(tmp_path: Path) -> None:
+    place, paths = tmp_path / "r", RunPaths(tmp_path / "r")
+    assert run(config({"at": 5, "do": "fail", "kind": "data_error"}), place) is Outcome.GAVE_UP
+    found = state(place)
+    found.outcome, found.explanation = Outcome.RUNNING, ""  # it died before the state was written
+    write_state(paths.state, found)
+    # Accepting a change counts the attempts anew, so that the second outcome has the words of the first.
+    assert run(None, place, accept_changes=("train.learning_rate",)) is Outcome.GAVE_UP
+    first, second = events(place, "outcome")
+    assert first.message == second.message
+
+
+# proves SUP-10: a relief without an attempt (a full disk foreseen) is not told twice either
+def test_relief_without_an_attempt_is_told_once(tmp_path: Path) -> None:
+    assert run(config(), tmp_path / "r") is Outcome.COMPLETED
+    with open_run(RunRequest(None, tmp_path / "r")) as opened:
+        opened.cut_short = True
+        said = {"relaunch": "no room", "relief": "trim", "failure": "of before"}
+        assert not_again(opened, Past(said)) == {"relaunch": "no room", "relief": "trim"}
 
 
 # proves SUP-10: a pid that belongs to somebody else by now is nobody's trainer, and is left alone

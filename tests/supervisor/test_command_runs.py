@@ -15,10 +15,14 @@ from scripted_runs import QUICK, alive, events, run, start_supervisor, state, wa
 from supervisor.cli import main
 from supervisor.command.kind import COMMAND
 from supervisor.config import LoadedConfig, load_document
+from supervisor.jobs import OwnCheckpoint
 from supervisor.process.leftovers import processes_of
+from supervisor.protocol.attempt import read_spec
 from supervisor.protocol.lock import FileLock, lock_holder
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome
+from supervisor.supervise import RunRequest, supervise
+from supervisor.supervise.taking_up import Unfinished
 from supervisor.yaml_source import render_yaml
 
 OOM = (
@@ -131,6 +135,8 @@ if step == 0:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoint-10", "checkpoint-5", "quarantine"]
     assert state(tmp_path / "r").last_checkpoint == str(tmp_path / "out" / "checkpoint-10")
     assert events(tmp_path / "r", "attempt_started")[-1].step == 10
+    paths = RunPaths(tmp_path / "r").attempt(2)
+    assert Unfinished(paths, read_spec(paths.spec), None, None).resumed_step == 10  # also after a takeover
 
 
 def test_killed_in_the_very_first_save_starts_again(tmp_path: Path) -> None:
@@ -241,6 +247,34 @@ time.sleep(120)
     assert state(tmp_path / "r").outcome is Outcome.STOPPED
 
 
+# proves SUP-9, SUP-10 for any trainer: one that cannot be adopted may save as well, behind its launcher
+def test_a_stray_child_of_a_launcher_may_save(tmp_path: Path) -> None:
+    source = """
+import os, signal, subprocess, sys, time
+if os.path.exists("saved"):
+    sys.exit(0)
+if len(sys.argv) == 1:
+    sys.exit(subprocess.run([sys.executable, __file__, "child"]).returncode)
+def save(*_):
+    time.sleep(1.0)
+    open("saved", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(120)
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(job(tmp_path, source)))
+    process = start_supervisor(file, tmp_path / "r")
+    wait_for((tmp_path / "ready").exists)
+    process.kill()
+    process.wait()
+    changed = ("--set", "checkpoint.save_steps=7", "--accept-change", "checkpoint.save_steps")
+    assert start_supervisor(file, tmp_path / "r", *changed).wait(60) == 0
+    assert len(events(tmp_path / "r", "stray_trainer_ended")) == 1
+    assert (tmp_path / "saved").exists()
+
+
 # proves SUP-15: exit code 0 on request is no completion
 def test_stopped_with_exit_code_0_is_not_completed(tmp_path: Path) -> None:
     source = """
@@ -285,6 +319,7 @@ def test_the_program_holds_the_lock(tmp_path: Path) -> None:
     file.write_text(render_yaml(job(tmp_path, source)))
     process = start_supervisor(file, tmp_path / "r")
     wait_for((tmp_path / "ready").exists)
+    wait_for(lambda: state(tmp_path / "r").trainer_pid)
     assert lock_holder(RunPaths(tmp_path / "r").trainer_lock) == state(tmp_path / "r").trainer_pid
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -315,6 +350,33 @@ print("{'train_runtime': 12.3, 'train_loss': 1.5, 'epoch': 1.0}")
     wait_for(lambda: events(tmp_path / "r", "adopted"))
     (tmp_path / "go").touch()
     assert again.wait(60) == 0
+    assert state(tmp_path / "r").attempt == 1
+
+
+# proves SUP-10 for any trainer: its checkpoints come and go while it lives, which is no reason to leave it
+def test_adopted_without_a_look_at_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """import os, time
+open('ready', 'w').close()
+while not os.path.exists('go'): time.sleep(0.05)
+print("{'train_runtime': 12.3, 'train_loss': 1.5, 'epoch': 1.0}")
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(render_yaml(job(tmp_path, source, checkpoints={"dir": "out"})))
+    process = start_supervisor(file, tmp_path / "r")
+    wait_for((tmp_path / "ready").exists)
+    process.kill()
+    process.wait()
+
+    def rotated(*_: Any) -> list[OwnCheckpoint]:
+        if lock_holder(RunPaths(tmp_path / "r").trainer_lock) is not None:
+            raise FileNotFoundError(2, "No such file or directory", "out/checkpoint-5")
+        return []
+
+    monkeypatch.setattr("supervisor.command.kind.find_checkpoints", rotated)
+    try:
+        assert supervise(RunRequest(None, tmp_path / "r"), (tmp_path / "go").touch) is Outcome.COMPLETED
+    finally:
+        (tmp_path / "go").touch()
     assert state(tmp_path / "r").attempt == 1
 
 

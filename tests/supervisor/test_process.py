@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from scripted_runs import alive, wait_for
 
+from supervisor.process.adopted import AdoptedProcess
+from supervisor.process.identity import identity_of
 from supervisor.process.leftovers import end_leftovers, processes_of, subreaper
 from supervisor.process.signals import SignalQueue
 from supervisor.process.spawn import ExitStatus, TrainerProcess, spawn_trainer
-from supervisor.process.stop import Stopper, StopPlan, stop_stranger
+from supervisor.process.stop import Stopper, StopPlan, stop_trainer
 
 
 def spawn(tmp_path: Path, script: str, **environment: str) -> TrainerProcess:
@@ -98,9 +100,12 @@ def test_signals_are_queued_and_wake_the_sleeper() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# proves SUP-9, SUP-10: somebody else's child is stopped within bounds
-@pytest.mark.parametrize(("deaf", "took"), [(False, signal.SIGTERM), (True, signal.SIGKILL)])
-def test_stop_stranger(tmp_path: Path, deaf: bool, took: signal.Signals) -> None:
+# proves SUP-9, SUP-10: somebody else's child is stopped within bounds, also one that is halted (SIGSTOP)
+@pytest.mark.parametrize(
+    ("deaf", "halted", "took"),
+    [(False, False, signal.SIGTERM), (False, True, signal.SIGTERM), (True, False, signal.SIGKILL)],
+)
+def test_a_stranger_is_stopped(tmp_path: Path, deaf: bool, halted: bool, took: signal.Signals) -> None:
     ignore = (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGABRT, signal.SIG_IGN);" if deaf else ""
     )
@@ -108,11 +113,17 @@ def test_stop_stranger(tmp_path: Path, deaf: bool, took: signal.Signals) -> None
     stranger = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
     try:
         wait_for((tmp_path / "up").exists)
+        if halted:
+            stranger.send_signal(signal.SIGSTOP)
+        identity = identity_of(stranger.pid)
+        assert identity is not None
+        process = AdoptedProcess(identity)
+        stopper = Stopper(StopPlan(10 if halted else 0.3, 0.3), time.monotonic())
         with SignalQueue() as signals:
-            assert stop_stranger(stranger.pid, StopPlan(0.3, 0.3), signals) is took
+            stop_trainer(process, stopper, signals, lambda: False)
+        assert stopper.sent is took
         assert not alive(stranger.pid)
+        process.reap()
     finally:
         stranger.kill()
         stranger.wait()
-    with SignalQueue() as signals:
-        assert stop_stranger(stranger.pid, StopPlan(0.3, 0.3), signals) is None
