@@ -93,9 +93,9 @@ class OverflowingScales(OverflowingWeights):
 @pytest.mark.parametrize(
     ("overflowing", "optim", "named"),
     [
-        (OverflowingWeights, "adamw_torch", "adapter: base_model"),
-        (OverflowingMoments, "adamw_torch", "optimiser state of parameter 0: exp_avg_sq"),
-        (OverflowingScales, "adamw_8bit", "optimiser state of parameter 0: .*: absmax2"),
+        (OverflowingWeights, "adamw_torch", "adapter_model.safetensors: base_model"),
+        (OverflowingMoments, "adamw_torch", "optimizer.safetensors: /state/0/exp_avg_sq"),
+        (OverflowingScales, "adamw_8bit", "optimizer.safetensors: /state/0/.*/absmax2"),
     ],
 )
 def test_non_finite_weights_and_moments_are_never_saved(
