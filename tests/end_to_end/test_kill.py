@@ -73,6 +73,7 @@ def test_three_kills_leave_no_trace_in_the_adapter(tmp_path: Path, undisturbed: 
 
 
 # proves SUP-11: killed between two checkpoints that are far apart, and in an evaluation, no more than a step is lost
+@pytest.mark.slow
 def test_kills_far_from_a_checkpoint_lose_one_step_at_most(tmp_path: Path, undisturbed: Path) -> None:
     changes = {**QUICK, "checkpoint.save_steps": 1000, "eval.eval_steps": 2}
     moments = [Moment((Phase.TRAINING,), step=5), Moment((Phase.EVALUATING,), step=8)]

@@ -3,6 +3,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from real_runs import QUICK, events, log_of, same_adapter, start, state
 
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
@@ -12,6 +13,7 @@ PATIENCE_SECONDS = 240.0
 
 
 # proves SUP-12, TRN-12: what a standby goes on with becomes the adapter of the undisturbed run, bit for bit
+@pytest.mark.slow
 def test_a_standby_takes_the_real_training_over(tmp_path: Path, undisturbed: Path) -> None:
     place = tmp_path / "run"
     process = start(place, QUICK)

@@ -201,6 +201,7 @@ def test_a_deaf_hang_is_killed(tmp_path: Path) -> None:
 
 
 # proves SUP-7, SUP-8: the same hang at the same step again and again is not tried for ever
+@pytest.mark.slow
 def test_the_same_hang_twice_stops(tmp_path: Path) -> None:
     place = tmp_path / "r"
     assert run(config({"at": 5, "do": "deadlock"}, limits=LIMITS), place, max_attempts=9) is Outcome.GAVE_UP

@@ -85,6 +85,7 @@ def test_moments_are_carried_over_to_the_paged_optimiser(tiny: Tiny, plain: Atte
 
 
 # proves SUP-3: a run relieved in this way ends, and its checkpoints can be resumed from
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_paged_optimiser(tiny: Tiny, plain: Attempt) -> None:
     paged = {**LONG, "train.optim": "paged_adamw_8bit", "train.max_steps": 4}
     options: dict[str, Any] = {"resume_from": plain.paths.checkpoint(2), "number": 2, "accepted": ("optim",)}
