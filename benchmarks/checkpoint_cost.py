@@ -6,19 +6,16 @@ The quickstart's steps (512 tokens) are about the shortest there are, so the sha
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
 import machine
+from short_run import events_of_run
 
 from supervisor.config_sections import CheckpointSettings
-from supervisor.protocol.events import read_events
 
-PROJECT = Path(__file__).parents[1]
 STEPS, SAVE_STEPS = 12, 3
 
 
@@ -34,14 +31,7 @@ def main() -> None:
             "eval.eval_on_start": "false",
             "data.validation.max_rows": 2,
         }
-        command = [Path(sys.executable).with_name("mens-sup"), "run", PROJECT / "configs" / "quickstart.yaml"]
-        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        done = subprocess.run(
-            [*command, "--no-live", "--run-dir", run_dir, *sets], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            sys.exit(f"the run failed: {done.stdout}{done.stderr}")
-        events = list(read_events(run_dir / "events.jsonl"))
+        events = events_of_run("quickstart.yaml", run_dir, settings)
     saves = [float(event.data["seconds"]) for event in events if event.kind == "checkpoint"]
     size = max(int(event.data["bytes"]) for event in events if event.kind == "checkpoint")
     marks = {event.step: event.time for event in events if event.kind == "progress" and event.step is not None}

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Recovery:
     resumed: int
 
 
-class Side:
+class Side(ABC):
     """A training with somebody who starts it again."""
 
     name: str
@@ -62,19 +63,19 @@ class Side:
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
 
-    def may_be_killed(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def may_be_killed(self) -> bool: ...
 
+    @abstractmethod
     def step(self) -> int:
         """Optimiser steps done by the process that trains now; 0 until it has done one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pid(self) -> int:
         """Of the process that trains."""
-        raise NotImplementedError
 
-    def resumed_at(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def resumed_at(self) -> int: ...
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait, closely watching; ends the benchmark when the training ends instead."""

@@ -8,18 +8,13 @@ training nothing and on a CPU are taken from it.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import machine
-
-from supervisor.protocol.events import read_events
-
-PROJECT = Path(__file__).parents[1]
+from short_run import events_of_run
 
 
 def measure(config: str, steps: int) -> tuple[float, float, float, str]:
@@ -33,14 +28,7 @@ def measure(config: str, steps: int) -> tuple[float, float, float, str]:
             "eval.eval_on_start": "false",
             "data.validation.max_rows": 2,
         }
-        command = [Path(sys.executable).with_name("mens-sup"), "run", PROJECT / "configs" / config]
-        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        done = subprocess.run(
-            [*command, "--no-live", "--run-dir", run_dir, *sets], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            sys.exit(f"the run failed: {done.stdout}{done.stderr}")
-        events = list(read_events(run_dir / "events.jsonl"))
+        events = events_of_run(config, run_dir, settings)
     (snapshots,) = [event for event in events if event.kind == "snapshots"]
     marks = [event.time for event in events if event.kind == "progress"]
     taken, skipped = snapshots.data["taken"], snapshots.data["skipped"]
