@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, trainer_command = _split_command(given)
-    options = _parser().parse_args(given)
+    options = _parser(given[:1]).parse_args(given)
     options.trainer_command = trainer_command
     try:
         code: int = options.command(options)
@@ -136,7 +136,8 @@ def schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(first: list[str]) -> argparse.ArgumentParser:
+    """The parser; ``first`` is the first argument: the commands of other packages are imported only when needed."""
     parser = argparse.ArgumentParser(
         prog="mens-sup",
         description="Fine-tuning that finishes by itself: launch, watch, diagnose, relieve, relaunch.",
@@ -200,15 +201,28 @@ def _parser() -> argparse.ArgumentParser:
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
     to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")
+    if first and first[0] in commands.choices:
+        return parser
+    from supervisor.subcommands import load_subcommand, subcommand_names
+
+    for name in subcommand_names():
+        subcommand = load_subcommand(name)
+        subcommand.add_arguments(_parser_of(commands, name, subcommand.help))
     return parser
 
 
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, action: object, what: str
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
+    parser = _parser_of(commands, name, what)
     parser.set_defaults(command=action)
     return parser
+
+
+def _parser_of(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
 
 
 def _add_sets(parser: argparse.ArgumentParser) -> None:
