@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 N      ?= 200
 SEED   ?= 1
+JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -22,7 +23,7 @@ quickstart: install
 	$(BIN)/mens-sup run configs/quickstart.yaml --max-attempts 5
 
 test: install
-	$(BIN)/python -m pytest tests -m 'not slow'
+	$(BIN)/python -m pytest tests -m 'not slow' -n $(JOBS) --dist loadfile
 
 # What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
 kill-test: install

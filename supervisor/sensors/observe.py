@@ -41,11 +41,14 @@ class Sensors:
         """The first one of the present attempt and the newest ones, oldest first."""
         return () if self._first is None else (self._first, *self._last)
 
+    def expect(self) -> None:
+        """A trainer is about to be started: the kernel's words count from now on, it may die before :meth:`begin`."""
+        self._kernel.restart()
+
     def begin(self, trainer_pid: int, own_bytes: int = 0) -> Snapshot:
         """An attempt has begun. The GPUs are only asked here; their first reading comes with the next snapshot."""
         self._pid = trainer_pid
         self._cgroup = find_cgroup(trainer_pid)
-        self._kernel.restart()
         self._last.clear()
         self._first = self._take(own_bytes, Unknown("the GPUs have not been read since the trainer started"))
         self._ask()

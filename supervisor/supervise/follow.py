@@ -38,7 +38,7 @@ def needed_bytes(infos: Collection[CheckpointInfo]) -> int:
 
 
 class Follower:
-    """Keeps the run's state up to date from what one trainer writes.
+    """Keeps the run's state up to date from what one trainer writes. To be made before that is launched.
 
     ``good``: the verified checkpoints so far. ``offset``: where to begin in the event log; None: at its end.
     """
@@ -46,6 +46,7 @@ class Follower:
     def __init__(self, run: Run, good: Sequence[CheckpointInfo], sensing: Sensing, offset: int | None = None) -> None:
         self.run = run
         self._sensing = sensing
+        sensing.expect()
         self._keep = run.config.own.checkpoint.keep
         self._paths = run.paths.attempt(run.state.attempt)
         self._folder = run.paths.checkpoints(run.state.lineage)

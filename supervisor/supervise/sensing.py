@@ -34,6 +34,10 @@ class Sensing:
         """The first one of the present attempt and the newest ones, oldest first."""
         return self._sensors.snapshots
 
+    def expect(self) -> None:
+        """A trainer is about to be started or adopted."""
+        self._sensors.expect()
+
     def begin(self, trainer_pid: int, own_bytes: int = 0, growth_left: int = 0) -> None:
         """A trainer has just been started."""
         self._before = None

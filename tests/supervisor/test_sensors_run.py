@@ -1,6 +1,7 @@
 """The sensors in a supervised run: real processes, the stand-in driver under the real pynvml."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from supervisor.diagnosis.values import Diagnosis, Evidence
 from supervisor.protocol.paths import RunPaths
 from supervisor.sensors import forecast, observe
 from supervisor.sensors.gpu import GpuSensor
+from supervisor.sensors.history import kernel_lines
 from supervisor.sensors.report import read_report
 from supervisor.sensors.snapshot import Unknown
 from supervisor.state import Outcome
@@ -112,6 +114,7 @@ def test_a_run_without_a_driver(tmp_path: Path, driver: FakeDriver) -> None:
 def test_snapshots_of_an_attempt(tmp_path: Path, quick: None) -> None:
     sensors = observe.Sensors({"run directory": tmp_path}, GpuSensor())
     try:
+        sensors.expect()
         first = sensors.begin(psutil.Process().pid)
         assert psutil.Process().pid in first.trainer_pids
         for _ in range(20):
@@ -123,6 +126,24 @@ def test_snapshots_of_an_attempt(tmp_path: Path, quick: None) -> None:
         assert all(before.monotonic < after.monotonic for before, after in pairwise(found))
         again = sensors.begin(psutil.Process().pid)
         assert sensors.snapshots == (again,)
+    finally:
+        sensors.close()
+
+
+# proves SUP-5: a trainer that died before anybody looked still has its kernel line
+def test_a_death_before_the_first_look(tmp_path: Path) -> None:
+    sensors = observe.Sensors({"run directory": tmp_path}, GpuSensor())
+    try:
+        sensors.expect()
+        trainer = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"])
+        os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)
+        sensors.begin(trainer.pid)
+        last = sensors.end()
+        trainer.wait()
+        words = kernel_lines((*sensors.snapshots, last))
+        if words is None:
+            pytest.skip("the kernel log cannot be read here")
+        assert "segfault at 0" in words
     finally:
         sensors.close()
 
