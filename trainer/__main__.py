@@ -27,7 +27,7 @@ from trainer.base_names import is_local
 from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
 from trainer.reporting import Reporter
 from trainer.stacks import show_stacks
-from trainer.warm import OFFLINE, get_ready, start_afresh_if_imported_otherwise
+from trainer.warm import OFFLINE, get_ready, hide_gpus, start_afresh_if_imported_otherwise
 
 
 def main() -> int:
@@ -72,6 +72,8 @@ def _attempt(spec: AttemptSpec, reporter: Reporter) -> ExitReport:
         from trainer.effective import read_effective
 
         sections, document = read_effective(Path(spec.effective_config))
+        if sections.device == "cpu":
+            hide_gpus()
         if is_local(sections.model.base):
             # Read by huggingface_hub at import: nothing here may wait for a network that isn't needed.
             os.environ.setdefault(OFFLINE, "1")

@@ -30,11 +30,18 @@ _STACK = (
 _imported_with: list[str | None] = []
 
 
+def hide_gpus() -> None:
+    """For `device: cpu`: no library may take up memory of a card, or look at one that is sick."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def get_ready(present: Path) -> None:
     """Import the stack as the attempt that ``present`` (its attempt.json) describes did, and read its tokenizer."""
     from trainer.effective import read_effective
 
     sections, _ = read_effective(Path(read_spec(present).effective_config))
+    if sections.device == "cpu":
+        hide_gpus()
     local = is_local(sections.model.base)
     before = os.environ.get(OFFLINE)
     if local:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def fsync_file(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``data``; a reader sees the old file or the new one, never a part.
+def write_atomic(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+    """Replace ``path`` by ``data``, whole or in parts; a reader sees the old file or the new one, never a piece.
 
     ``mode``: the permissions of the new file, less what the umask takes away.
     Raises OSError (for example ENOSPC); the old file is then untouched and the staged one removed.
@@ -38,7 +38,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     try:
         fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)

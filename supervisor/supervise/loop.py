@@ -146,8 +146,14 @@ class _Loop:
         run, state = self.run, self.run.state
         run.journal.leave_out(not_again(run, self.past))
         left = find_unfinished(run)
-        # A standby ends with its supervisor, but only once it gets to run: it is of the lowest priority.
-        end_leftovers(run.paths.attempt(state.attempt + 1).spec)
+        try:
+            # A standby ends with its supervisor, but only once it gets to run: it is of the lowest priority.
+            end_leftovers(run.paths.attempt(state.attempt + 1).spec)
+        except StuckProcessError as error:
+            if left is None or left.process is None:
+                raise
+            # The trainer that lives needs somebody to watch it first.
+            run.journal.event("alarm", f"the standby of the supervisor that died does not end: {error}")
         if left is None or left.process is None:
             end_stray_trainer(run, self.signals, StopPlan(run.config.own.limits.stop_grace_seconds))
         if left is None:

@@ -12,6 +12,7 @@ from scripted_runs import alive, config, events, final_adapter, run, state, wait
 from supervisor.process.adopted import AdoptedProcess
 from supervisor.process.identity import Identity, identity_of, still_lives
 from supervisor.process.spawn import ExitStatus
+from supervisor.process.stop import StuckProcessError
 from supervisor.protocol.events import read_events
 from supervisor.protocol.lock import FileLock
 from supervisor.protocol.paths import RunPaths
@@ -65,6 +66,28 @@ def test_the_next_supervisor_watches_on(supervised: Any, tmp_path: Path, undistu
     assert state(one.place).failures == []
     assert state(one.place).attempt == 1
     check_events(one.place)
+
+
+# proves SUP-10: a standby of the dead supervisor that cannot be ended (it hangs in the kernel) costs nobody a trainer
+def test_a_stuck_standby_leaves_the_trainer_watched(
+    supervised: Any, tmp_path: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    fault = {"at": 5, "do": "wait_for_file", "file": str(gate)}
+    one = supervised(fault)
+    one.start()
+    one.trainer_at(4)
+    one.kill()
+
+    def stuck(spec: Path) -> list[int]:
+        gate.touch()
+        raise StuckProcessError(4711)
+
+    monkeypatch.setattr("supervisor.supervise.loop.end_leftovers", stuck)
+    assert run(config(fault), one.place) is Outcome.COMPLETED
+    assert "4711" in next(event.message for event in events(one.place, "alarm") if "standby" in event.message)
+    assert len(events(one.place, "adopted")) == 1
+    assert final_adapter(one.place) == undisturbed
 
 
 # proves SUP-10: killed while the trainer saves, the half-written checkpoint is the trainer's and stays

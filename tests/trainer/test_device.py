@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from tiny_runs import NotTrained, Tiny, kept_signal_handler
@@ -38,6 +40,16 @@ def test_cpu_says_nothing(tiny: Tiny) -> None:
     attempt = tiny.run("cpu", trainer_class=NotTrained)
     assert attempt.built.args.device.type == "cpu"
     assert not attempt.events("warning")
+
+
+def test_cpu_hides_the_cards(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny.prepare("hidden", {"device": "cpu", "model.base": "no-such-folder/./x"})
+    monkeypatch.setenv(SPEC_VARIABLE, str(spec))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with kept_signal_handler():
+        assert trainer.__main__.main() != 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @without_gpu

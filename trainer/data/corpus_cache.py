@@ -126,21 +126,22 @@ def read_corpus(path: Path) -> Corpus | None:
     return Corpus(_rows("train", array), _rows("validation", array), msgspec.convert(header.report, type=CorpusReport))
 
 
-def encode_corpus(corpus: Corpus) -> bytes:
-    """The content of an entry: a line with the digest of the rest, a line of JSON, the arrays."""
+def encode_corpus(corpus: Corpus) -> list[bytes | memoryview]:
+    """The content of an entry in parts: a line with the digest of the rest, a line of JSON, the arrays themselves."""
     arrays: dict[str, _Array] = {}
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     offset = 0
     for part, rows in (("train", corpus.train), ("validation", corpus.validation)):
         for name, values in _arrays(rows):
-            data = values.tobytes()
+            padding = bytes(-values.nbytes % _ALIGNED)
             arrays[f"{part}.{name}"] = _Array(values.dtype.str, len(values), offset)
-            padded = data + bytes(-len(data) % _ALIGNED)
-            parts.append(padded)
-            offset += len(padded)
-    header = msgspec.json.encode(_Header(asdict(corpus.report), arrays))
-    rest = b"\n".join([header, b"".join(parts)])
-    return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+            parts += [np.ascontiguousarray(values).view(np.uint8).data, padding]
+            offset += values.nbytes + len(padding)
+    parts.insert(0, msgspec.json.encode(_Header(asdict(corpus.report), arrays)) + b"\n")
+    digest = hashlib.sha256()
+    for each in parts:
+        digest.update(each)
+    return [digest.hexdigest().encode() + b"\n", *parts]
 
 
 def _arrays(rows: TokenRows) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:

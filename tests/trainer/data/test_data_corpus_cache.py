@@ -50,7 +50,7 @@ def never() -> Corpus:
 @pytest.mark.parametrize("difficulty", [False, True])
 def test_round_trip(tmp_path: Path, difficulty: bool) -> None:
     corpus = Corpus(rows(5, difficulty), rows(2), REPORT)
-    (tmp_path / "entry").write_bytes(encode_corpus(corpus))
+    (tmp_path / "entry").write_bytes(b"".join(encode_corpus(corpus)))
     found = read_corpus(tmp_path / "entry")
     assert found is not None
     assert same(found.train, corpus.train)
@@ -61,7 +61,7 @@ def test_round_trip(tmp_path: Path, difficulty: bool) -> None:
 
 # proves SUP-12: a damaged entry is never used, wherever the damage is
 def test_every_damage_is_seen(tmp_path: Path) -> None:
-    whole, path = encode_corpus(CORPUS), tmp_path / "entry"
+    whole, path = b"".join(encode_corpus(CORPUS)), tmp_path / "entry"
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         assert read_corpus(path) is None, place
