@@ -10,13 +10,13 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import observe
 import strike
-from faults import Fault
+from faults import BY_NAME, Fault
 from memory_cgroup import memory_cgroup
 from real_runs import QUICK, log_of, run, same_adapter, start
 
@@ -83,13 +83,21 @@ def make_plan(choose: random.Random, pool: Sequence[Fault]) -> tuple[Strike, ...
     chosen = [choose.choice(survivable) for _ in range(number - 1)] + [choose.choice(pool)]
     unique = {fault.name: fault for fault in chosen}
     steps = sorted(choose.sample(range(2, STEPS), len(unique)))
-    return tuple(
-        _strike(fault, step, choose, first=index == 0)
-        for index, (fault, step) in enumerate(zip(unique.values(), steps, strict=True))
-    )
+    strikes = [_strike(fault, step, choose) for fault, step in zip(unique.values(), steps, strict=True)]
+    save = BY_NAME["save_enospc"]
+    if save in unique.values():
+        # Before the third save there would be nothing to trim; no two may strike in one step.
+        due = 3 * SAVE_STEPS
+        free = (step for step in range(due + 1, STEPS) if step not in steps)
+        strikes = [
+            replace(entry, step=due if entry.fault is save else next(free) if entry.step == due else entry.step)
+            for entry in strikes
+        ]
+    # They are waited for one after the other.
+    return tuple(sorted(strikes, key=lambda entry: entry.step))
 
 
-def _strike(fault: Fault, step: int, choose: random.Random, first: bool) -> Strike:
+def _strike(fault: Fault, step: int, choose: random.Random) -> Strike:
     loading = not fault.inside and fault.name in ("kill", "kill_both", "kill_supervisor") and choose.random() < 0.25
     delay = choose.uniform(0.0, 3.0 if loading else 0.06)
     return Strike(fault, step, delay, loading)
@@ -129,10 +137,7 @@ class _Disturbed:
     def _listed(self, entry: Strike) -> dict[str, Any]:
         if entry.fault.name == "oom":
             return {"do": "oom", "at": entry.step, "limit": 100}
-        at = entry.step
-        if entry.fault.name == "save_enospc":
-            at = max(3 * SAVE_STEPS, at - at % SAVE_STEPS)  # before there would be nothing to trim
-        return {"do": entry.fault.name, "at": at, "once": str(self.marks / entry.fault.name)}
+        return {"do": entry.fault.name, "at": entry.step, "once": str(self.marks / entry.fault.name)}
 
     def _start(self) -> subprocess.Popen[str]:
         return start(self.run_dir, self.changes, "--max-attempts", "12", cgroup=self.cgroup)
@@ -209,7 +214,7 @@ class _Disturbed:
                 return found
             if time.monotonic() > until:
                 raise TimeoutError(f"waiting for {what}")
-            time.sleep(0.002)
+            time.sleep(0.005)
         return come()
 
     # --- judging ------------------------------------------------------------------------------
