@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.data.keys import normalised
 from trainer.data.messages import Row
-from trainer.data.shingles import Hashes, Offsets, mixed, ngrams, normalised_tokens
+from trainer.data.shingles import CHUNK_CHARACTERS, Hashes, Offsets, encoded_tokens, mixed, ngrams
 
 GRAM_TOKENS = 3
 
@@ -35,13 +35,13 @@ PART_SHARE = 0.5
 """No part of a pair may be less similar than this share of the threshold: rows of one template with different
 answers are different rows."""
 
-BATCH_CHARACTERS = 1 << 18
-"""Texts hashed at a time, so that the working arrays stay in the processor's cache."""
-
 LEADERS = 8
 """How many rows of a bucket the others are compared with at most."""
 
 PAIRS_AT_A_TIME = 1 << 13
+
+_BETWEEN_PARTS = b"\x1e"
+"""A control character, which :func:`normalised` takes for whitespace, so that no part has it."""
 
 Kind = TypeVar("Kind", np.int64, np.uint64)
 
@@ -97,8 +97,8 @@ class _Finder:
         self._file = file
         self._first: dict[int, int] = {}
         self._exact_of = array("q")
-        self._pending: list[str] = []
-        self._pending_characters = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._parts: int | None = None
         self._bands = _Growing(np.uint64, BANDS)
         self._lengths: _Growing[np.int64] | None = None
@@ -109,23 +109,23 @@ class _Finder:
             self._lengths = _Growing(np.int64, len(parts))
         elif len(parts) != self._parts:
             raise ValueError(f"row {len(self._exact_of)} has {len(parts)} parts, those before have {self._parts}")
-        texts = [normalised(part) for part in parts]
-        key = xxhash.xxh3_128_intdigest("\x1e".join(texts).encode("utf-8", "surrogatepass"))
+        texts = [normalised(part).encode("utf-8", "surrogatepass") for part in parts]
+        key = xxhash.xxh3_128_intdigest(_BETWEEN_PARTS.join(texts))
         index = len(self._exact_of)
         first = self._first.setdefault(key, index)
         self._exact_of.append(first)
         if first == index:
             self._pending += texts
-            self._pending_characters += sum(map(len, texts))
-            if self._pending_characters >= BATCH_CHARACTERS:
+            self._pending_bytes += sum(map(len, texts))
+            if self._pending_bytes >= CHUNK_CHARACTERS:
                 self._flush()
 
     def _flush(self) -> None:
         if not self._pending or self._parts is None or self._lengths is None:
             return
-        grams = ngrams(normalised_tokens(self._pending), GRAM_TOKENS)
+        grams = ngrams(encoded_tokens(self._pending), GRAM_TOKENS)
         self._pending.clear()
-        self._pending_characters = 0
+        self._pending_bytes = 0
         _write_all(self._file, (grams.hashes >> np.uint64(32)).astype(np.uint32))
         self._lengths.extend(grams.counts().reshape(-1, self._parts))
         self._bands.extend(_band_keys(grams.hashes, grams.offsets[:: self._parts], self._seed))

@@ -7,7 +7,7 @@ letter case does not count. The hashes depend on nothing but the text, on every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,8 @@ from trainer.data.keys import normalised
 Hashes = NDArray[np.uint64]
 Offsets = NDArray[np.int64]
 
-SEPARATOR = 0x1E
-"""The byte between two texts of a batch: a control character, which :func:`normalised` takes for whitespace."""
+CHUNK_CHARACTERS = 1 << 17
+"""Texts hashed at a time, so that the working arrays stay in the processor's cache."""
 
 _WORD, _SINGLE, _SPACE = 1, 2, 0
 _BASE = 0x9E3779B97F4A7C15
@@ -38,21 +38,38 @@ class Grams:
         return np.diff(self.offsets)
 
 
+def chunks(texts: Sequence[str]) -> Iterator[slice]:
+    """``texts`` in pieces of about CHUNK_CHARACTERS, at least one text each."""
+    start = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text)
+        if characters >= CHUNK_CHARACTERS:
+            yield slice(start, index + 1)
+            start, characters = index + 1, 0
+    if start < len(texts):
+        yield slice(start, len(texts))
+
+
 def tokens(texts: Sequence[str]) -> Grams:
     """The tokens of every text, in their order."""
-    return normalised_tokens([normalised(text) for text in texts])
+    return encoded_tokens(
+        [
+            text.lower().encode() if text.isascii() else normalised(text).encode("utf-8", "surrogatepass")
+            for text in texts
+        ]
+    )
 
 
-def normalised_tokens(texts: Sequence[str]) -> Grams:
-    """:func:`tokens` of texts that went through :func:`normalised` already."""
+def encoded_tokens(texts: Sequence[bytes]) -> Grams:
+    """:func:`tokens` of texts that went through :func:`normalised` and are encoded as UTF-8."""
     if not texts:
         return Grams(np.empty(0, np.uint64), np.zeros(1, np.int64))
-    data = np.frombuffer("\x1e".join(texts).encode("utf-8", "surrogatepass"), np.uint8)
+    data = np.frombuffer(b"\n".join(texts), np.uint8)
     starts = np.flatnonzero(_is_start(data))
-    ends = np.append(np.flatnonzero(data == SEPARATOR), len(data))
+    text_ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1) - 1
     offsets = np.zeros(len(texts) + 1, np.int64)
-    offsets[1:] = np.searchsorted(starts, ends)
-    return Grams(_window_hashes(_BYTE_CODES[data], starts, np.append(starts[1:], len(data))), offsets)
+    offsets[1:] = np.searchsorted(starts, text_ends)
+    return Grams(_window_hashes(_BYTE_CODES.take(data), starts, np.append(starts[1:], len(data))), offsets)
 
 
 def ngrams(grams: Grams, size: int) -> Grams:
@@ -88,13 +105,14 @@ def _window_hashes(codes: Hashes, starts: Offsets, ends: Offsets) -> Hashes:
     """
     powers, inverse = _powers(len(codes) + 1)
     sums = np.zeros(len(codes) + 1, np.uint64)
-    np.cumsum(codes * powers[: len(codes)], out=sums[1:])
+    np.multiply(codes, powers[: len(codes)], out=sums[1:])
+    np.cumsum(sums[1:], out=sums[1:])
     return mixed((sums[ends] - sums[starts]) * inverse[starts])
 
 
 def _is_start(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Whether a token begins at each byte of the UTF-8 text."""
-    kinds = _BYTE_KINDS[data]
+    kinds = _BYTE_KINDS.take(data)
     word = kinds == _WORD
     starts: NDArray[np.bool_] = word.copy()
     starts[1:] &= ~word[:-1]
