@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+CLUSTER_FIELD = "duplicate_cluster"
+"""Metadata field in which ``mens-sup data build`` says which rows of its output are near duplicates."""
+
 
 def normalised(text: str) -> str:
     """``text`` with runs of whitespace as one space, without case."""

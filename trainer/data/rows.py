@@ -49,18 +49,40 @@ def read_jsonl(path: Path, *, metadata_fields: frozenset[str] = frozenset()) -> 
     ``metadata_fields`` are kept in :attr:`Row.extra` and never shown to the model. Streams: one line is
     in memory at a time. Raises OSError when the file cannot be read.
     """
-    for number, line in _lines(path):
+    for found in read_objects(path, str(path)):
+        if isinstance(found, BadRow):
+            yield found
+            continue
+        number, fields = found
         try:
-            if line is None:
-                raise RowError("line too long", f"the line is longer than {MAX_LINE_BYTES // 1_000_000} MB")
-            yield parse_row(line, file=str(path), line=number, metadata_fields=metadata_fields)
+            yield row_of(fields, file=str(path), line=number, metadata_fields=metadata_fields)
         except RowError as error:
             yield BadRow(str(path), number, error.reason, error.problem)
 
 
+def read_objects(path: Path, file: str) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
+    """``(line, object)`` of every line of ``path`` that is not blank, or what is wrong with it.
+
+    ``file`` names it in problems. Streams. Raises OSError when the file cannot be read.
+    """
+    for number, line in _lines(path):
+        try:
+            if line is None:
+                raise RowError("line too long", f"the line is longer than {MAX_LINE_BYTES // 1_000_000} MB")
+            yield number, _object(line)
+        except RowError as error:
+            yield BadRow(file, number, error.reason, error.problem)
+
+
 def parse_row(text: bytes, *, file: str, line: int, metadata_fields: frozenset[str] = frozenset()) -> Row:
     """One row from one line. Raises RowError."""
-    fields = _object(text)
+    return row_of(_object(text), file=file, line=line, metadata_fields=metadata_fields)
+
+
+def row_of(
+    fields: dict[str, Any], *, file: str, line: int, metadata_fields: frozenset[str] = frozenset()
+) -> Row:
+    """One row from the fields of its object, which is used up. Raises RowError."""
     extra = {name: fields.pop(name) for name in sorted(metadata_fields) if name in fields}
     fields = {name: value for name, value in fields.items() if value is not None}
     shape = _shape(fields)
