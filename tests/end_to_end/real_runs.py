@@ -38,6 +38,7 @@ QUICK: Mapping[str, Any] = {
     "checkpoint.save_steps": 2,
     "checkpoint.keep": 9,
     "limits.backoff_seconds": 0.0,
+    "limits.admission": "off",
 }
 """configs/tiny.yaml made smaller still: 12 steps, six checkpoints."""
 

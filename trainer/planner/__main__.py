@@ -1,0 +1,45 @@
+"""``python -m trainer.planner``: answer the supervisor's questions about configurations, a JSON line each.
+
+See supervisor/protocol/forecast.py. Starts light: torch is imported when something has to be traced or rendered.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import msgspec
+
+from supervisor.protocol.forecast import DataForecast, MemoryForecast, Question
+from trainer.errors import TrainerError, one_paragraph
+from trainer.planner.predict import forecast_memory, sections_of
+
+
+def main() -> int:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a plan fetches nothing
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nor does it take any of a card's memory
+    warnings.simplefilter("ignore")
+    # Libraries print; the answers need standard output for themselves.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for line in sys.stdin.buffer:
+        answers.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Question))) + b"\n")
+        answers.flush()
+    return 0
+
+
+def answer(question: Question) -> MemoryForecast | DataForecast:
+    sections = sections_of(question.document)
+    if question.what == "memory":
+        try:
+            return forecast_memory(sections, question.device)
+        except TrainerError as error:  # what would end a run before its first step as well
+            return MemoryForecast(unknown=one_paragraph(error), base=sections.model.base)
+    from trainer.planner.data import forecast_data
+
+    return forecast_data(sections, question.document)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
