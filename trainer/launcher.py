@@ -27,6 +27,7 @@ import msgspec
 
 from supervisor.protocol.attempt import (
     EXIT_CODES,
+    LAUNCHER_VARIABLE,
     AttemptSpec,
     ExitKind,
     ExitReport,
@@ -37,8 +38,6 @@ from supervisor.protocol.events import EventLog
 from supervisor.protocol.heartbeat import Phase
 from supervisor.protocol.paths import AttemptPaths, RunPaths
 
-LAUNCHER_VARIABLE = "MENS_LAUNCHER"
-"""In a rank's environment: the pid of the process that started it."""
 STORE_VARIABLE = "MENS_STORE"
 """In rank 0's environment: a listening socket, at which the ranks find each other."""
 GRACE_SECONDS = 5.0
@@ -112,8 +111,8 @@ def run_ranks(spec: AttemptSpec, command: Sequence[str] | None = None) -> int:
     """Train in ``spec.processes`` processes; returns the exit code. Main thread only.
 
     ``command`` is for tests; otherwise each rank is another process like this one. Does not return when a rank was
-    ended by a signal: this process then ends by the same one. Raises OSError when a rank cannot be started, or its
-    log or the exit report cannot be written.
+    ended by a signal: this process then ends by the same one. Raises OSError when a rank cannot be started or its
+    log cannot be opened.
     """
     size = spec.processes
     files = RunPaths(Path(spec.run_dir)).attempt(spec.attempt)
@@ -133,7 +132,12 @@ def run_ranks(spec: AttemptSpec, command: Sequence[str] | None = None) -> int:
             return cause.status
         if report.kind is not ExitKind.INTERRUPTED:
             report = msgspec.structs.replace(report, message=f"rank {cause.rank}: {report.message}")
-    write_exit_report(files.exit_report, report)
+    try:
+        write_exit_report(files.exit_report, report)
+    except OSError as error:
+        # No room for the report: the exit code still says what it would have said.
+        with contextlib.suppress(OSError):
+            print(f"no exit report could be written: {error}", file=sys.stderr, flush=True)  # noqa: T201
     return EXIT_CODES[report.kind]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ def meet(place: Place | None, device: torch.device) -> Ranks:
         is_master=place.rank == 0,
         timeout=PATIENCE,
         wait_for_workers=False,
-        **_listening(),
+        master_listen_fd=_listening(),
     )
     cuda = device.type == "cuda"
     if cuda:
@@ -105,13 +104,13 @@ def meet(place: Place | None, device: torch.device) -> Ranks:
     return Ranks(place.rank, place.size, control)
 
 
-def _listening() -> dict[str, int]:
+def _listening() -> int | None:
     """Rank 0 gets the socket that the launcher listens at, so that nobody can take the port in between."""
     number = os.environ.pop(STORE_VARIABLE, None)
     if number is None:
-        return {}
+        return None
     os.set_inheritable(int(number), False)
-    return {"master_listen_fd": socket.socket(fileno=int(number)).detach()}
+    return int(number)
 
 
 def bins_of_rank(first_bin: int, total_bins: int, micro_batch: int, ranks: Ranks) -> npt.NDArray[np.int64]:

@@ -373,3 +373,21 @@ def test_another_number_of_processes_is_named(tiny: Tiny) -> None:
             {"train.gradient_accumulation_steps": 4},
             resume_from=whole.paths.checkpoint(2),
         )
+
+
+# proves TRN-19: only what is frozen is divided, so what is learnt is what plain data parallelism learns
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_divided_base_learns_the_same(tiny: Tiny, quantization: str) -> None:
+    changes = {**HARD, "model.base": "random:2x64", "model.quantization": quantization, "eval.eval_on_start": True,
+               "train.gradient_checkpointing": True}  # fmt: skip
+    whole = train_together(tiny.prepare(f"whole-{quantization}", changes, save_steps=2))
+    divided = train_together(tiny.prepare(f"divided-{quantization}", changes, save_steps=2), strategy="fsdp")
+    assert divided.report is not None and divided.report.kind is ExitKind.COMPLETED, divided.report
+    assert distance(whole.adapter(5), divided.adapter(5)) == 0
+    assert whole.progress("loss") == divided.progress("loss")
+    assert [e.data["eval_loss"] for e in whole.events("evaluation")] == [
+        e.data["eval_loss"] for e in divided.events("evaluation")
+    ]
+    held = [event.data["bytes_held"] for event in divided.events("divided")]
+    assert len(held) == 1 and held[0]["here"] < 0.7 * held[0]["whole"]
