@@ -6,7 +6,7 @@ SEED   ?= 1
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart test lint schema kill-test chaos bench clean
+.PHONY: install quickstart test lint schema kill-test chaos bench gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,12 @@ lint: install
 
 schema: install
 	$(BIN)/mens-sup schema > configs/schema.json
+
+# On a machine with a CUDA GPU, under four minutes: a 4B-class model with random weights under a cap of 16 GiB. It needs no
+# installed project, only a Python with torch, transformers, peft and bitsandbytes: make gpu-check GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu-check:
+	$(GPU_PYTHON) benchmarks/gpu_check.py
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py

@@ -12,12 +12,10 @@ import torch
 from trainer.config import SftSections
 from trainer.data.plan import DataPlan
 from trainer.planner.calibration import CONTEXT_BYTES, SMALLEST_BYTES, now_measured, remember
-from trainer.planner.predict import question_key, remembered
+from trainer.planner.predict import question_key, remembered, sequence_tokens
 from trainer.planner.shapes import UnknownShapeError, find_shape
 from trainer.reporting import Reporter
 
-NEARLY_FULL = 0.97
-"""Share of train.max_length that the longest sequence must have for the prediction to be about it."""
 _GIB = 1 << 30
 
 
@@ -42,7 +40,7 @@ class PeakMeter:
         return int(torch.cuda.max_memory_allocated(self.device)) if self.device.type == "cuda" else None
 
     def measured(self) -> int | None:
-        """Bytes at the peak: reserved by the allocator, or resident beyond what there was before; None where unknown."""
+        """Bytes at the peak: reserved by the allocator, or resident beyond what there was before; None: unknown."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_reserved(self.device))
         peak = _resident("VmHWM")
@@ -93,20 +91,20 @@ def report_peak(meter: PeakMeter, sections: SftSections, plan: DataPlan, reporte
 
 
 def predicted_for(sections: SftSections, device: str, longest: int) -> Comparison:
-    """What was predicted for these settings, by ``mens-sup plan`` or before the first attempt; nothing is traced here."""
-    if longest < NEARLY_FULL * sections.train.max_length:
-        return Comparison(
-            None,
-            reason=f"the longest sequence had {longest} tokens, and the prediction is for {sections.train.max_length}",
-        )
+    """What was predicted for these settings by ``mens-sup plan`` or before the first attempt; nothing is traced."""
+    tokens = sequence_tokens(sections, longest)
     try:
-        key = question_key(find_shape(sections.model.base, sections.model.revision), sections, device)
+        shape = find_shape(sections.model.base, sections.model.revision)
     except UnknownShapeError as error:
         return Comparison(None, reason=str(error))
+    key = question_key(shape, sections, device, tokens)
     known = remembered(key)
-    if known is None:
-        return Comparison(None, reason="none was made (limits.admission is off, or it came to nothing)")
-    return Comparison(known.tensor_bytes, key)
+    if known is not None:
+        return Comparison(known.tensor_bytes, key)
+    most = sections.train.max_length
+    if tokens < most and remembered(question_key(shape, sections, device, most)):
+        return Comparison(None, reason=f"the longest sequence had {longest} tokens, and what was predicted is {most}")
+    return Comparison(None, reason="none was made (limits.admission is off, or it came to nothing)")
 
 
 def _reset_resident_peak() -> None:

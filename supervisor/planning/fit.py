@@ -1,4 +1,4 @@
-"""Does it fit, and which rung of relief would make it fit: the very rungs, in the order that a failure would take them."""
+"""Does it fit, and which rung of relief would make it fit: the very rungs, in the order that failures take them."""
 
 from __future__ import annotations
 

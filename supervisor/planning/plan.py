@@ -17,7 +17,7 @@ from supervisor.planning.fit import Fit, Room, judge, patched
 from supervisor.planning.forecaster import Forecaster, NoForecastError
 from supervisor.planning.pace import Hours, estimate
 from supervisor.planning.room import find_room, read_gpus
-from supervisor.protocol.forecast import DataForecast, MemoryForecast, Question
+from supervisor.protocol.forecast import DataForecast, Device, MemoryForecast, Question
 from supervisor.relief.custom import own_rungs
 from supervisor.sensors.snapshot import Unknown
 from supervisor.state import ReliefTaken
@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes. ``kept``: checkpoints that stay, ``peak`` with the one that is being written; ``free``: beside the runs."""
+    """Bytes. ``kept``: checkpoints that stay, ``peak`` with the one being written; ``free``: on that disk."""
 
     checkpoint: int
     kept: int
@@ -59,12 +59,11 @@ def make_plan(config: LoadedConfig, gpu_gib: float | None, runs: Path) -> Plan:
     gpus = read_gpus() if wanted != "cpu" and gpu_gib is None else Unknown("not asked")
     room = find_room(wanted, gpu_gib, gpus, environment)
     with Forecaster(forecaster_command(config, kind), environment, PATIENCE_SECONDS) as forecaster:
-        predict = predictor(forecaster, room)
-        fit = judge_config(config, room, {}, predict)
         data = data_of(forecaster, config.document, room)
+        predict = predictor(forecaster, room, data.longest_sequence)
+        facts = {"histogram": list(data.histogram)} if data.histogram else {}
+        fit = judge_config(config, room, facts, predict)
         fallback = smaller_model(config, room, predict)
-        if fit.fits is False and data.histogram:
-            fit = judge_config(config, room, {"histogram": list(data.histogram)}, predict)  # with the prices of the data
     return Plan(config, fit, data, estimate(config, data, runs), _disk(config, fit.forecast, runs), fallback)
 
 
@@ -72,12 +71,15 @@ def forecaster_command(config: LoadedConfig, kind: Forecasts) -> list[str]:
     return [config.own.launch.python or sys.executable, *kind.forecaster()]
 
 
-def predictor(forecaster: Forecaster, room: Room) -> Callable[[Mapping[str, Any]], MemoryForecast]:
-    """Asks for the memory of a document; what nobody answers is unknown."""
+def predictor(
+    forecaster: Forecaster, room: Room, longest: int | None = None
+) -> Callable[[Mapping[str, Any]], MemoryForecast]:
+    """Asks for the memory of a document whose ``longest`` sequence is known or not; what nobody answers is unknown."""
+    device: Device = "cuda" if room.device == "cuda" else "cpu"
 
     def predict(document: Mapping[str, Any]) -> MemoryForecast:
         try:
-            return forecaster.memory(Question("memory", dict(document), "cuda" if room.device == "cuda" else "cpu"))
+            return forecaster.memory(Question("memory", dict(document), device, longest))
         except NoForecastError as error:
             return MemoryForecast(unknown=f"no prediction was made: {error}.")
 

@@ -27,7 +27,7 @@ def probe(path: Path, sets: Sequence[str], config: LoadedConfig, runs: Path) -> 
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=runs) as folder:
         run_dir = Path(folder) / "run"
         options = [f"{kind.steps_key}={STEPS}", "limits.admission=off", "launch.standby=off"]
-        command = [sys.executable, "-P", "-m", "supervisor.cli", "run", str(path), "--run-dir", str(run_dir), "--no-live"]
+        command = [sys.executable, "-Pm", "supervisor.cli", "run", str(path), "--no-live", "--run-dir", str(run_dir)]
         for option in (*sets, *options):
             command += ["--set", option]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)

@@ -31,7 +31,8 @@ def _data_lines(plan: Plan) -> list[str]:
     limit = plan.config.document.get("train", {}).get("max_length")
     if data.longest_row is not None:
         cut = f", {data.trimmed_rows} rows are trimmed to {limit}" if data.trimmed_rows else ""
-        rows.append(("longest row", f"{data.longest_row} tokens{cut}"))
+        longest = f", sequences of at most {data.longest_sequence}" if data.longest_sequence is not None else ""
+        rows.append(("longest row", f"{data.longest_row} tokens{cut}{longest}"))
         rows.append(("rows", f"{data.rows} ({data.tokens} tokens), {data.validation_rows} more for validation"))
     else:
         rows.append(("longest row, tokens", f"unknown: {data.unknown}"))
@@ -50,8 +51,8 @@ def _data_lines(plan: Plan) -> list[str]:
         rows.append(
             (
                 "disk",
-                f"{human_bytes(disk.checkpoint)} a checkpoint, {human_bytes(disk.peak)} at most ({keep} kept, the best, "
-                f"one being written), {human_bytes(disk.cache)} for the cached base; {human_bytes(disk.free)} free",
+                f"{human_bytes(disk.checkpoint)} a checkpoint, {human_bytes(disk.peak)} at most ({keep} kept, the best "
+                f"and the newest), {human_bytes(disk.cache)} for the cached base; {human_bytes(disk.free)} free",
             )
         )
     return [f"{label:<{LABEL}}{text}" for label, text in rows]
@@ -116,6 +117,7 @@ def plain(plan: Plan) -> dict[str, Any]:
             "tokens": data.tokens,
             "validation_rows": data.validation_rows,
             "longest_row": data.longest_row,
+            "longest_sequence": data.longest_sequence,
             "trimmed_rows": data.trimmed_rows,
             "planned_steps": data.planned_steps,
             "planned_tokens": data.planned_tokens,

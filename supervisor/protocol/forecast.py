@@ -1,7 +1,7 @@
 """What a kind of job can be asked about a configuration before it runs: a small program, one JSON line each way.
 
 The supervisor starts the program that :class:`supervisor.jobs.Forecasts` names, writes a :class:`Question` as a line
-on its standard input, and reads the answer as a line from its standard output. The program answers until its input ends.
+on its standard input, and reads the answer as a line from its standard output; so on until the input ends.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ Device = Literal["cuda", "cpu"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """``document``: a whole effective configuration. ``device``: where it would be trained."""
+    """``document``: a whole effective configuration. ``device``: where it would be trained.
+
+    ``tokens``: of the longest sequence that its data will make, None where that is not known.
+    """
 
     what: Literal["memory", "data"]
     document: dict[str, Any]
     device: Device
+    tokens: int | None = None
 
 
 class MemoryForecast(msgspec.Struct, frozen=True):
@@ -49,7 +53,8 @@ class MemoryForecast(msgspec.Struct, frozen=True):
 class DataForecast(msgspec.Struct, frozen=True):
     """What the data says: rows, tokens and their plan. ``unknown``: why it isn't known; empty when it is.
 
-    ``longest_row``: tokens of the longest one, before it is trimmed. ``planned_steps`` may be known without the data.
+    ``longest_row``: tokens of the longest one, before it is trimmed; ``longest_sequence``: of what is really planned,
+    packed and trimmed. ``planned_steps`` may be known without the data.
     """
 
     unknown: str = ""
@@ -57,6 +62,7 @@ class DataForecast(msgspec.Struct, frozen=True):
     tokens: int | None = None
     validation_rows: int | None = None
     longest_row: int | None = None
+    longest_sequence: int | None = None
     trimmed_rows: int | None = None
     planned_steps: int | None = None
     planned_tokens: int | None = None

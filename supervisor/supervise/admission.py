@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from supervisor.jobs import Forecasts
 from supervisor.planning.fit import CERTAINLY_TOO_MUCH, Fit
@@ -44,7 +45,7 @@ def admit(run: Run, going_on: Callable[[], bool]) -> Stop | None:
     return Stop(Outcome.FAILED_CONFIG, _refusal(message)) if refused else None
 
 
-def figures(fit: Fit) -> dict[str, object]:
+def figures(fit: Fit) -> dict[str, Any]:
     """What the event carries."""
     forecast = fit.forecast
     return {

@@ -90,8 +90,8 @@ def test_what_fits_needs_no_relief(config: LoadedConfig) -> None:
 
 def test_hopeless_is_only_what_no_relief_brings_near(tmp_path: Path) -> None:
     config = configured(tmp_path, "relief.ladder=[halve_micro_batch]")
-    assert judge_config(config, Room("cuda", 4 * GIB, "a card"), {}, simple_model).hopeless  # 6 GiB at micro-batch 1
-    assert not judge_config(config, Room("cuda", 5 * GIB, "a card"), {}, simple_model).hopeless
+    assert judge_config(config, Room("cuda", 6 * GIB, "a card"), {}, simple_model).hopeless  # 8 GiB at micro-batch 1
+    assert not judge_config(config, Room("cuda", 7 * GIB, "a card"), {}, simple_model).hopeless
     nothing = configured(tmp_path, "relief.ladder=[]")
     fit = judge_config(nothing, Room("cuda", 15 * GIB, "a card"), {}, simple_model)
     assert fit.hopeless and not fit.steps

@@ -33,7 +33,7 @@ def answer(question: Question) -> MemoryForecast | DataForecast:
     sections = sections_of(question.document)
     if question.what == "memory":
         try:
-            return forecast_memory(sections, question.device)
+            return forecast_memory(sections, question.device, question.tokens)
         except TrainerError as error:  # what would end a run before its first step as well
             return MemoryForecast(unknown=one_paragraph(error), base=sections.model.base)
     from trainer.planner.data import forecast_data

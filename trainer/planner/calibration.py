@@ -21,8 +21,8 @@ SMALLEST_BYTES = 256 << 20
 ALLOCATOR_SHARE = 1.04
 """What torch's GPU allocator holds over the live tensors, until this machine has measured it."""
 CONTEXT_BYTES = {"cuda": 600 << 20, "cpu": 650 << 20}
-"""What there is besides tensors: on a GPU the CUDA context, the libraries' kernels and cuBLAS's workspace; on a CPU a Python
-process that has imported torch, transformers and TRL (measured: 0.63 GiB resident)."""
+"""What there is besides tensors: on a GPU the CUDA context, the libraries' kernels and cuBLAS's workspace; on a CPU a
+Python process that has imported torch, transformers and TRL (measured: 0.63 GiB resident)."""
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -66,6 +66,7 @@ def _counted(sections: SftSections, document: Mapping[str, Any]) -> DataForecast
         tokens=report.tokens,
         validation_rows=report.validation_rows,
         longest_row=report.longest_row,
+        longest_sequence=plan.longest_bin,
         trimmed_rows=report.trimmed_rows,
         planned_steps=plan.total_steps,
         planned_tokens=plan.planned_tokens,

@@ -26,7 +26,7 @@ class Peak:
     parts: dict[str, int] = field(default_factory=dict)
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """While entered, knows every storage that an operator made and that still lives, and the peak of each phase.
 
     A storage counts once, however many tensors share it, under the label that was set when it was made; one with a
@@ -36,7 +36,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, vocabulary: int = 0, working: str = "activations") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.vocabulary = vocabulary
         self.working = working
         self.label = working

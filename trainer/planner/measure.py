@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from bitsandbytes.functional import QuantState
-from bitsandbytes.nn import Params4bit
-
+from trainer.planner.count_model import count_model
 from trainer.planner.live import LiveBytes
-from trainer.planner.trace import ADAPTER, WEIGHTS
 from trainer.sft import SupervisedSFTTrainer
 
 
@@ -30,21 +26,3 @@ class CountingTrainer(SupervisedSFTTrainer):
     @property
     def peak_bytes(self) -> int:
         return self.live.phases["training"].total
-
-
-def count_model(model: torch.nn.Module, live: LiveBytes) -> None:
-    """Make tensors known that were there before the counting began."""
-    for parameter in model.parameters():
-        live.add(parameter.data, ADAPTER if parameter.requires_grad else WEIGHTS)
-        if isinstance(parameter, Params4bit) and parameter.quant_state is not None:
-            for tensor in _state_tensors(parameter.quant_state):
-                live.add(tensor, WEIGHTS)
-    for buffer in model.buffers():
-        live.add(buffer, WEIGHTS)
-
-
-def _state_tensors(state: QuantState) -> list[torch.Tensor]:
-    found = [state.absmax, state.code, state.offset]
-    if state.state2 is not None:
-        found += [state.state2.absmax, state.state2.code]
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -14,12 +14,18 @@ import msgspec
 
 from supervisor.protocol.atomic import write_atomic
 from supervisor.protocol.forecast import MemoryForecast
+from supervisor.protocol.lock import BlockingFileLock
 from trainer.cache import cache_root
 from trainer.config import SftSections
 from trainer.planner.calibration import CONTEXT_BYTES, Ratio, ratio_for, read_measured
 from trainer.planner.shapes import Shape, UnknownShapeError, find_shape
 
 KEPT = 256
+NEARLY_FULL = 0.97
+"""Share of train.max_length from which on a sequence counts as of full length: packed ones hardly ever are."""
+ROUNDED_TO = 8
+"""Tokens; what the batches are padded to."""
+_NOT_MEMORY = {"base", "revision", "fallback", "chat_template", "chat_template_kwargs"}
 _VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
 _CODE = ("model.py", "head_loss.py", "precision.py", "collate.py", "planner/trace.py", "planner/live.py")
 _MOMENT_BYTES = {"adamw_torch": 8.0, "adamw_8bit": 2.0 + 8 / 256, "paged_adamw_8bit": 2.0 + 8 / 256}
@@ -39,27 +45,39 @@ class Prediction(msgspec.Struct, frozen=True):
         return sum(self.parts.values())
 
 
-def forecast_memory(sections: SftSections, device: str) -> MemoryForecast:
-    """What training ``sections`` will need on ``device``; says why where it cannot be predicted."""
+def forecast_memory(sections: SftSections, device: str, longest: int | None = None) -> MemoryForecast:
+    """What training ``sections`` will need on ``device``; says why where it cannot be predicted.
+
+    ``longest``: tokens of the longest sequence, where the data is known; else it is taken to be train.max_length.
+    """
     base = sections.model.base
+    tokens = sequence_tokens(sections, longest)
     try:
         shape = find_shape(base, sections.model.revision)
-        prediction = predicted(shape, sections, device)
+        prediction = predicted(shape, sections, device, tokens)
     except UnknownShapeError as error:
         return MemoryForecast(unknown=f"The memory of {base} cannot be predicted: {error}.", base=base)
     ratio = ratio_for(read_measured(), device, base)
-    return _forecast(sections, shape, prediction, ratio, device)
+    return _forecast(sections, shape, prediction, ratio, device, tokens)
 
 
-def predicted(shape: Shape, sections: SftSections, device: str) -> Prediction:
+def sequence_tokens(sections: SftSections, longest: int | None) -> int:
+    """The width of the widest batch that is predicted for."""
+    most = sections.train.max_length
+    if longest is None or longest >= NEARLY_FULL * most:
+        return most
+    return -(-longest // ROUNDED_TO) * ROUNDED_TO
+
+
+def predicted(shape: Shape, sections: SftSections, device: str, tokens: int) -> Prediction:
     """Traced, unless it was before. Raises UnknownShapeError."""
-    key = question_key(shape, sections, device)
+    key = question_key(shape, sections, device, tokens)
     known = remembered(key)
     if known is not None:
         return known
     from trainer.planner.trace import trace
 
-    traced = trace(shape.config, sections, device, sections.train.max_length)
+    traced = trace(shape.config, sections, device, tokens)
     when, parts = traced.worst()
     prediction = Prediction(
         when, {name: round(size) for name, size in parts.items()}, round(traced.adapter_parameters)
@@ -68,15 +86,15 @@ def predicted(shape: Shape, sections: SftSections, device: str) -> Prediction:
     return prediction
 
 
-def question_key(shape: Shape, sections: SftSections, device: str) -> str:
+def question_key(shape: Shape, sections: SftSections, device: str, tokens: int) -> str:
     """A digest of all that the prediction depends on: shape, settings, versions, and our own code."""
     model, train = sections.model, sections.train
     parts = {
         "shape": shape.config,
         "device": device,
-        "model": model.model_dump(mode="json", exclude={"base", "revision", "fallback", "chat_template", "chat_template_kwargs"}),
+        "model": model.model_dump(mode="json", exclude=_NOT_MEMORY),
         "train": [
-            train.max_length,
+            tokens,
             train.per_device_train_batch_size,
             train.gradient_accumulation_steps > 1,
             train.gradient_checkpointing,
@@ -96,17 +114,18 @@ def remembered(key: str) -> Prediction | None:
 
 def remember(key: str, prediction: Prediction) -> None:
     """The newest are kept. A cache that cannot be written costs only time."""
-    known = {**_known(), key: prediction}
-    newest = dict(list(known.items())[-KEPT:])
+    file = _file()
     try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(_file(), msgspec.json.encode(newest))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with BlockingFileLock(file.with_name(f".{file.name}.lock")):
+            known = {**_known(), key: prediction}
+            write_atomic(file, msgspec.json.encode(dict(list(known.items())[-KEPT:])))
     except OSError:
         return
 
 
 def _forecast(
-    sections: SftSections, shape: Shape, prediction: Prediction, ratio: Ratio, device: str
+    sections: SftSections, shape: Shape, prediction: Prediction, ratio: Ratio, device: str, tokens: int
 ) -> MemoryForecast:
     tensors = prediction.tensor_bytes
     allocator = round(tensors * ratio.value) - tensors
@@ -115,7 +134,7 @@ def _forecast(
     return MemoryForecast(
         base=sections.model.base,
         shape=shape.source,
-        conditions=conditions(sections),
+        conditions=conditions(sections, tokens),
         when=prediction.when,
         parts=prediction.parts,
         tensor_bytes=tensors,
@@ -129,14 +148,14 @@ def _forecast(
     )
 
 
-def conditions(sections: SftSections) -> str:
+def conditions(sections: SftSections, tokens: int) -> str:
     """What is predicted, for people."""
     train, model = sections.train, sections.model
     base = "NF4" if model.quantization == "nf4" else "unquantised"
     checkpointing = "with" if train.gradient_checkpointing else "without"
     return (
-        f"{base} base, rank {model.lora.r}, micro-batch {train.per_device_train_batch_size} x {train.max_length} tokens, "
-        f"{checkpointing} activation checkpointing, {train.optim}"
+        f"{base} base, rank {model.lora.r}, micro-batch {train.per_device_train_batch_size} x {tokens} "
+        f"tokens, {checkpointing} activation checkpointing, {train.optim}"
     )
 
 

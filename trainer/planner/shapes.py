@@ -50,7 +50,7 @@ def find_shape(base: str, revision: str | None = None) -> Shape:
     if bundled is None:
         raise UnknownShapeError(
             f"{base} is not a folder here, its config.json is not in the hub cache, and it is none of the "
-            f"{len(bundled_shapes())} bundled shapes. Fetch that one file with `hf download {base} config.json`, or name "
+            f"{len(bundled_shapes())} bundled ids. Fetch that one file with `hf download {base} config.json`, or name "
             "a local folder that holds it"
         )
     return Shape(bundled, "a bundled shape")

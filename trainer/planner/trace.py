@@ -20,7 +20,7 @@ from bitsandbytes import functional as bnb_functional
 from bitsandbytes.nn import Params4bit
 from peft import PeftModel
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from trainer import head_loss
@@ -34,7 +34,7 @@ from trainer.model import (
     quantization_config,
     trainable_parameters,
 )
-from trainer.planner.live import LiveBytes, Peak
+from trainer.planner.live import LiveBytes
 from trainer.planner.shapes import UnknownShapeError
 
 DEPTHS = (2, 4)
@@ -101,9 +101,8 @@ def full_config(shape: Mapping[str, Any]) -> PretrainedConfig:
     try:
         config = AutoConfig.for_model(kind, **values)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UnknownShapeError(
-            f"the architecture {kind!r} is not known to the installed transformers ({' '.join(str(error).split())[:200]})"
-        ) from error
+        reason = " ".join(str(error).split())[:200]
+        raise UnknownShapeError(f"the architecture {kind!r} is not known to this transformers ({reason})") from error
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnknownShapeError(f"the architecture {kind!r} has no causal language model in transformers")
     return config
@@ -156,7 +155,8 @@ def _trace(config: PretrainedConfig, sections: SftSections, device: str, tokens:
         trainable = trainable_parameters(model)
         optimiser = FakeOptimiser(list(trainable.values()), sections, device, live)
         resident = _by_label(live)
-        steps = StepTrace(model, optimiser, live, device, compute_dtype(sections.model, torch.device(device)))
+        narrow = compute_dtype(sections.model, torch.device(device)) is torch.bfloat16
+        steps = StepTrace(model, optimiser, live, torch.device("cpu"), narrow=narrow)
         steps.train(train.per_device_train_batch_size, width, accumulate=train.gradient_accumulation_steps > 1)
         steps.evaluate(sections.eval.per_device_eval_batch_size, width)
     phases = {name: dict(peak.parts) for name, peak in live.phases.items()}
@@ -198,7 +198,7 @@ def materialise(model: torch.nn.Module, live: LiveBytes) -> None:
                     module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def _parameter(module: torch.nn.Module, parameter: torch.nn.Parameter, live: LiveBytes) -> torch.nn.Parameter:
+def _parameter(module: Any, parameter: torch.nn.Parameter, live: LiveBytes) -> torch.nn.Parameter:
     if isinstance(parameter, Params4bit):
         with live.labelled(WEIGHTS):
             packed, state = bnb_functional.quantize_4bit(
@@ -258,18 +258,20 @@ def _eight_bit_moments(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
 class StepTrace:
     """One optimiser step and one evaluation batch of a model, phase by phase; on real tensors as well as on fake ones.
 
-    Phases: forward (with the loss of the head), the backward pass of the last layer and of those below it, the optimiser
+    Phases: forward (with the loss of the head), the backward pass of the last layer and of those below it, optimiser
     step, evaluation. The backward pass is split because its peak lies at the one end or at the other, depending on
     whether a layer's activations or its gradients are larger.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimiser: Any, live: LiveBytes, device: str, dtype: torch.dtype
+        self, model: torch.nn.Module, optimiser: Any, live: LiveBytes, place: torch.device, *, narrow: bool
     ) -> None:
+        """``place``: where the tensors are, or pretend to be. ``narrow``: the trainer would compute under autocast."""
         self.model = model
         self.optimiser = optimiser
         self.live = live
-        self._narrow = dtype is torch.bfloat16
+        self._place = place
+        self._narrow = narrow
         self.trainable = list(trainable_parameters(model).values())
 
     def train(self, rows: int, tokens: int, *, accumulate: bool) -> None:
@@ -283,7 +285,7 @@ class StepTrace:
             loss = self._loss(rows, tokens)
         with ExitStack() as phases, self._watched_gradients(phases):
             phases.enter_context(live.phase("backward, last layer"))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         del loss
         with live.phase("optimiser step"):
             self.optimiser.step()
@@ -296,10 +298,10 @@ class StepTrace:
             self._loss(rows, tokens, per_token=True)
 
     def _loss(self, rows: int, tokens: int, **options: bool) -> torch.Tensor:
-        ids = torch.ones(rows, tokens, dtype=torch.long)
+        ids = torch.ones(rows, tokens, dtype=torch.long, device=self._place)
         # Two documents, as in a packed sequence: they cost the attention a mask.
-        positions = (torch.arange(tokens) % max(1, tokens // 2)).repeat(rows, 1)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._narrow):
+        positions = (torch.arange(tokens, device=self._place) % max(1, tokens // 2)).repeat(rows, 1)
+        with torch.autocast(self._place.type, dtype=torch.bfloat16, enabled=self._narrow):
             loss: torch.Tensor = self.model(
                 input_ids=ids, labels=ids.clone(), position_ids=positions, use_cache=False, summed_loss=True, **options
             )
@@ -320,7 +322,10 @@ class StepTrace:
                 phases.close()
                 phases.enter_context(self.live.phase("backward, layers below"))
 
-        handles = [parameter.register_post_accumulate_grad_hook(made) for parameter in self.trainable]
+        handles = [
+            parameter.register_post_accumulate_grad_hook(made)  # type: ignore[no-untyped-call]
+            for parameter in self.trainable
+        ]
         try:
             yield
         finally:
