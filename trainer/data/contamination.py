@@ -65,16 +65,16 @@ class BenchIndex:
 
     def hits(self, texts: Sequence[str]) -> list[BenchHit | None]:
         """:meth:`hit` of many texts, far faster than one by one."""
-        found: list[BenchHit | None] = [None] * len(texts)
-        if not self._looks:
-            return found
-        for chunk in chunks(texts):
-            grams = tokens(texts[chunk])
-            for look in self._looks:
-                for row, item, containment in look.contained(grams):
-                    before = found[chunk.start + row]
-                    if before is None or containment > before.containment:
-                        found[chunk.start + row] = BenchHit(self._names[item], containment)
+        return [hit for chunk in chunks(texts) for hit in self.hits_in(tokens(texts[chunk]))]
+
+    def hits_in(self, grams: Grams) -> list[BenchHit | None]:
+        """:meth:`hits` of texts whose tokens are known."""
+        found: list[BenchHit | None] = [None] * len(grams.counts())
+        for look in self._looks:
+            for row, item, containment in look.contained(grams):
+                before = found[row]
+                if before is None or containment > before.containment:
+                    found[row] = BenchHit(self._names[item], containment)
         return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.data.keys import normalised
 from trainer.data.messages import Row
-from trainer.data.shingles import CHUNK_CHARACTERS, Hashes, Offsets, encoded_tokens, mixed, ngrams
+from trainer.data.shingles import CHUNK_CHARACTERS, Grams, Hashes, Offsets, encoded_tokens, mixed, ngrams
 
 GRAM_TOKENS = 3
 
@@ -39,9 +39,6 @@ LEADERS = 8
 """How many rows of a bucket the others are compared with at most."""
 
 PAIRS_AT_A_TIME = 1 << 13
-
-_BETWEEN_PARTS = b"\x1e"
-"""A control character, which :func:`normalised` takes for whitespace, so that no part has it."""
 
 Kind = TypeVar("Kind", np.int64, np.uint64)
 
@@ -82,66 +79,121 @@ def find_duplicates(
     file of about 4 bytes a token, by default the system's. The result depends on texts, threshold and seed only.
     Raises OSError when the file cannot be written.
     """
-    with tempfile.TemporaryFile(dir=spool, buffering=0) as file:
-        finder = _Finder(seed, file)
-        for text in texts:
-            finder.add((text,) if isinstance(text, str) else text)
+    rows: Iterable[Sequence[str]] = ((text,) if isinstance(text, str) else text for text in texts)
+    sketcher = Sketcher(seed)
+    with DuplicateFinder(spool) as finder:
+        for chunk in _chunked(rows):
+            forms = [[normalised(part) for part in row] for row in chunk]
+            finder.add(sketcher.sketch(forms, encoded_tokens(encoded(forms))))
         return finder.finish(threshold)
 
 
-class _Finder:
-    """First pass: exact keys, MinHash bands of the rows that are new, their trigrams to ``file``."""
+@dataclass(frozen=True)
+class Sketches:
+    """What :class:`DuplicateFinder` needs to know of some rows.
 
-    def __init__(self, seed: int, file: BinaryIO) -> None:
+    ``keys``: 16 bytes a row, equal for equal rows. ``sketched``: which rows have the rest, row by row: ``bands``, the
+    number of trigrams of each part in ``lengths``, and all ``trigrams`` one after the other.
+    """
+
+    keys: bytes
+    sketched: NDArray[np.bool_]
+    bands: Hashes
+    lengths: NDArray[np.int64]
+    trigrams: NDArray[np.uint32]
+
+
+class Sketcher:
+    """Makes sketches; several may share the work in processes of their own, each given its rows in their order.
+
+    Remembers the keys of its rows: a copy of an earlier row needs no MinHash.
+    """
+
+    def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._file = file
-        self._first: dict[int, int] = {}
+        self._seen: set[bytes] = set()
+
+    def sketch(self, rows: Sequence[Sequence[str]], grams: Grams) -> Sketches:
+        """``rows`` are normalised parts, as many in each row, and ``grams`` the tokens of all of these parts."""
+        parts = len(rows[0]) if rows else 1
+        keys = [xxhash.xxh3_128_digest(b"\x1e".join(encoded([row]))) for row in rows]
+        sketched = np.zeros(len(rows), np.bool_)
+        for index, key in enumerate(keys):
+            if key not in self._seen:
+                self._seen.add(key)
+                sketched[index] = True
+        if any(len(row) != parts for row in rows):
+            raise ValueError(f"rows of one batch have different numbers of parts, the first has {parts}")
+        trigrams = ngrams(grams if sketched.all() else grams.select(np.repeat(sketched, parts)), GRAM_TOKENS)
+        bands = _band_keys(trigrams.hashes, trigrams.offsets[::parts], self._seed)
+        short = (trigrams.hashes >> np.uint64(32)).astype(np.uint32)
+        return Sketches(b"".join(keys), sketched, bands, trigrams.counts().reshape(-1, parts), short)
+
+
+class DuplicateFinder:
+    """Takes sketches of all rows in their order, then says which rows are copies. Closes its temporary file."""
+
+    def __init__(self, spool: Path | None) -> None:
+        self._file = tempfile.TemporaryFile(dir=spool, buffering=0)  # noqa: SIM115
+        self._first: dict[bytes, int] = {}
         self._exact_of = array("q")
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._parts: int | None = None
         self._bands = _Growing(np.uint64, BANDS)
         self._lengths: _Growing[np.int64] | None = None
 
-    def add(self, parts: Sequence[str]) -> None:
-        if self._lengths is None:
-            self._parts = len(parts)
-            self._lengths = _Growing(np.int64, len(parts))
-        elif len(parts) != self._parts:
-            raise ValueError(f"row {len(self._exact_of)} has {len(parts)} parts, those before have {self._parts}")
-        texts = [normalised(part).encode("utf-8", "surrogatepass") for part in parts]
-        key = xxhash.xxh3_128_intdigest(_BETWEEN_PARTS.join(texts))
-        index = len(self._exact_of)
-        first = self._first.setdefault(key, index)
-        self._exact_of.append(first)
-        if first == index:
-            self._pending += texts
-            self._pending_bytes += sum(map(len, texts))
-            if self._pending_bytes >= CHUNK_CHARACTERS:
-                self._flush()
+    def __enter__(self) -> DuplicateFinder:
+        return self
 
-    def _flush(self) -> None:
-        if not self._pending or self._parts is None or self._lengths is None:
-            return
-        grams = ngrams(encoded_tokens(self._pending), GRAM_TOKENS)
-        self._pending.clear()
-        self._pending_bytes = 0
-        _write_all(self._file, (grams.hashes >> np.uint64(32)).astype(np.uint32))
-        self._lengths.extend(grams.counts().reshape(-1, self._parts))
-        self._bands.extend(_band_keys(grams.hashes, grams.offsets[:: self._parts], self._seed))
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, sketches: Sketches) -> None:
+        """The next rows. Raises OSError when the temporary file cannot be written."""
+        new = np.zeros(len(sketches.sketched), np.bool_)
+        for row in range(len(new)):
+            index = len(self._exact_of)
+            first = self._first.setdefault(sketches.keys[16 * row : 16 * row + 16], index)
+            self._exact_of.append(first)
+            new[row] = first == index
+        if self._lengths is None:
+            self._lengths = _Growing(np.int64, sketches.lengths.shape[1])
+        wanted = new[sketches.sketched]
+        lengths = sketches.lengths[wanted]
+        trigrams = sketches.trigrams
+        if not wanted.all():
+            trigrams = trigrams[np.repeat(wanted, sketches.lengths.sum(axis=1))]
+        _write_all(self._file, trigrams)
+        self._lengths.extend(lengths)
+        self._bands.extend(sketches.bands[wanted])
 
     def finish(self, threshold: float) -> Duplicates:
-        self._flush()
+        """To be called once, at the end. Raises OSError."""
         exact_of = np.array(self._exact_of, np.int64)
         if self._lengths is None:
             return Duplicates(exact_of, exact_of.copy())
         self._first.clear()
         firsts = np.flatnonzero(exact_of == np.arange(len(exact_of)))
-        store = _Store(self._file, self._lengths.values())
-        parents = _clusters(self._bands.values(), store, threshold)
+        parents = _clusters(self._bands.values(), _Store(self._file, self._lengths.values()), threshold)
         cluster_of = exact_of.copy()
         cluster_of[firsts] = firsts[parents]
         return Duplicates(exact_of, cluster_of[exact_of])
+
+
+def encoded(rows: Sequence[Sequence[str]]) -> list[bytes]:
+    """All parts of all rows, as UTF-8; a lone surrogate is no error."""
+    return [part.encode("utf-8", "surrogatepass") for row in rows for part in row]
+
+
+def _chunked(rows: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    chunk: list[Sequence[str]] = []
+    characters = 0
+    for row in rows:
+        chunk.append(row)
+        characters += sum(map(len, row))
+        if characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def _band_keys(hashes: Hashes, offsets: Offsets, seed: int) -> Hashes:

@@ -37,6 +37,17 @@ class Grams:
         """How many pieces each text has."""
         return np.diff(self.offsets)
 
+    def select(self, texts: NDArray[np.bool_]) -> Grams:
+        """Those of the texts chosen."""
+        counts = self.counts()
+        offsets = np.zeros(int(texts.sum()) + 1, np.int64)
+        np.cumsum(counts[texts], out=offsets[1:])
+        return Grams(self.hashes[np.repeat(texts, counts)], offsets)
+
+    def joined(self, texts: int) -> Grams:
+        """Every so many neighbouring texts as one."""
+        return Grams(self.hashes, self.offsets[::texts])
+
 
 def chunks(texts: Sequence[str]) -> Iterator[slice]:
     """``texts`` in pieces of about CHUNK_CHARACTERS, at least one text each."""

@@ -144,7 +144,7 @@ def test_empty_texts_and_any_unicode() -> None:
 
 
 def test_rows_with_another_number_of_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="row 1 has 1 parts, those before have 2"):
+    with pytest.raises(ValueError, match="different numbers of parts, the first has 2"):
         find_duplicates([("a", "b"), "c"], threshold=0.7, seed=0)
 
 
