@@ -111,6 +111,11 @@ class DataPlan:
         """Tokens of the longest planned bin."""
         return int(np.diff(self._tokens).max())
 
+    def rows_by_length(self) -> dict[int, Ints]:
+        """The rows of all bins, each as often as it is planned, by the length to which they are fitted."""
+        lengths = np.repeat(self._max_lengths, np.diff(self._offsets))
+        return {int(length): self._rows[lengths == length] for length in np.unique(lengths)}
+
     def bin(self, index: int) -> Ints:
         """Row ids of one bin. Raises IndexError outside ``range(total_bins)``."""
         if not 0 <= index < self.total_bins:
