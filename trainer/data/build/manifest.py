@@ -86,6 +86,11 @@ class CorpusManifest(msgspec.Struct, frozen=True):
     descent: tuple[Descent, ...]
     outputs: dict[str, FileRecord]
 
+    @property
+    def row_fields(self) -> frozenset[str]:
+        """All metadata that its rows carry."""
+        return frozenset((*BUILT_FIELDS, *self.metadata_fields))
+
     def mix_spec(self) -> MixSpec | None:
         """The weights; None when the mix declares none."""
         weights = [source.weight for source in self.sources]
