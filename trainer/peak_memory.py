@@ -56,14 +56,21 @@ class Comparison:
     reason: str = ""
 
 
-def report_peak(meter: PeakMeter, sections: SftSections, plan: DataPlan, reporter: Reporter) -> None:
-    """The ``memory`` event: measured beside predicted. What can calibrate later predictions is kept in the cache."""
+def report_peak(
+    meter: PeakMeter, sections: SftSections, plan: DataPlan, reporter: Reporter, *, divided: bool = False
+) -> None:
+    """The ``memory`` event: measured beside predicted. What can calibrate later predictions is kept in the cache.
+
+    ``divided``: other processes hold parts of the base.
+    """
     measured, allocated = meter.measured(), meter.allocated()
     if measured is None:
         return
     kind = meter.device.type
     what = "reserved by the GPU allocator" if kind == "cuda" else "resident memory of the process beyond its start"
     found = predicted_for(sections, kind, plan.longest_bin)
+    if divided:
+        found = Comparison(None, reason="the base is divided among the processes, and what that saves is not predicted")
     data: dict[str, Any] = {
         "measured_bytes": measured,
         "measured": what,

@@ -61,7 +61,10 @@ class Fit:
     @property
     def hopeless(self) -> bool:
         """Certainly too much, whatever relief is taken."""
-        shares = [self.share, *(share(step.forecast, self.room) for step in self.steps)]
+        tried = [self.forecast, *(step.forecast for step in self.steps)]
+        if any(forecast.at_most for forecast in tried):
+            return False
+        shares = [share(forecast, self.room) for forecast in tried]
         return all(part is not None and part > CERTAINLY_TOO_MUCH for part in shares)
 
 

@@ -110,14 +110,15 @@ class Forecaster:
     def _how_it_ended(self) -> str:
         process = self._process
         assert process is not None
-        self._end()
+        self._end(END_SECONDS)
         self._words.seek(0, os.SEEK_END)
         self._words.seek(max(0, self._words.tell() - LAST_WORDS))
         lines = self._words.read().decode(errors="replace").strip().splitlines()
         said = f": {lines[-1].strip()}" if lines else ""
         return f"its program ended with exit status {process.returncode}{said}"
 
-    def _end(self) -> None:
+    def _end(self, patience: float = LOOK_SECONDS) -> None:
+        """It ends by itself when nobody asks any more, and is killed when that takes more than ``patience`` seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -125,8 +126,8 @@ class Forecaster:
             assert pipe is not None
             pipe.close()
         try:
-            process.wait(0 if process.poll() is not None else LOOK_SECONDS)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(END_SECONDS)
+            process.wait()
         self._buffer = b""

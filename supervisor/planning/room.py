@@ -38,11 +38,11 @@ def read_gpus() -> Gpus:
 def gpu_room(gpus: Gpus, environment: Mapping[str, str]) -> Room:
     """The largest of the cards that the trainer may see; it takes the fastest one, which is rarely a smaller one."""
     if isinstance(gpus, Unknown):
-        return Room("cuda", None, f"no GPU can be looked at here ({gpus.reason}); say --gpu-gib")
+        return Room("cuda", None, f"no GPU can be looked at here ({gpus.reason})")
     seen = [gpu for gpu in gpus if _visible(gpu, environment.get("CUDA_VISIBLE_DEVICES"))]
     known = [gpu for gpu in seen if not isinstance(gpu.total_bytes, Unknown)]
     if not known:
-        return Room("cuda", None, "no GPU that the trainer may use tells its memory; say --gpu-gib")
+        return Room("cuda", None, "no GPU that the trainer may use tells its memory")
     chosen = max(known, key=lambda gpu: gpu.total_bytes if isinstance(gpu.total_bytes, int) else 0)
     assert isinstance(chosen.total_bytes, int)
     name = "GPU" if isinstance(chosen.name, Unknown) else chosen.name

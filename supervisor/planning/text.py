@@ -17,8 +17,10 @@ COLUMN = 24
 
 def render(plan: Plan) -> str:
     """Several lines, the verdict first."""
-    lines = [f"{plan.config.own.name}: {verdict(plan.fit)}", ""]
-    lines += _data_lines(plan)
+    lines = [f"{plan.config.own.name}: {verdict(plan.fit)}"]
+    if plan.fit.room.total is None:
+        lines.append("--gpu-gib names the memory of a card that is not in this machine.")
+    lines += ["", *_data_lines(plan)]
     lines += ["", *_memory_lines(plan)]
     if plan.fit.steps:
         lines += ["", "relief, in the order in which it would be taken:"]

@@ -22,7 +22,7 @@ def verdict(fit: Fit) -> str:
     forecast, room = fit.forecast, fit.room
     if forecast.unknown:
         return f"Not known whether it fits: {forecast.unknown}"
-    peak = f"predicted peak {human_bytes(forecast.peak_bytes)}"
+    peak = f"predicted peak {'at most ' if forecast.at_most else ''}{human_bytes(forecast.peak_bytes)}"
     if room.total is None:
         return f"{peak[0].upper()}{peak[1:]}; whether that fits is not known: {room.source}."
     there = f"of {human_bytes(room.total)} ({room.source})"

@@ -31,7 +31,7 @@ class MemoryForecast(msgspec.Struct, frozen=True):
     ``parts`` are those of the moment that needs most (``when``), without the overheads: ``allocator_bytes`` is what the
     allocator holds beyond live tensors, ``context_bytes`` what the process needs besides. ``peak_bytes`` is the sum of
     all. ``calibration`` says where the allocator's share is from. ``checkpoint_bytes``: of one checkpoint on disk;
-    ``cache_bytes``: of what the first start adds to the cache.
+    ``cache_bytes``: of what the first start adds to the cache. ``at_most``: less may do, how much less is not predicted.
     """
 
     unknown: str = ""
@@ -48,6 +48,7 @@ class MemoryForecast(msgspec.Struct, frozen=True):
     checkpoint_bytes: int = 0
     cache_bytes: int = 0
     adapter_parameters: int = 0
+    at_most: bool = False
 
 
 class DataForecast(msgspec.Struct, frozen=True):

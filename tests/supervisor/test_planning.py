@@ -98,6 +98,14 @@ def test_hopeless_is_only_what_no_relief_brings_near(tmp_path: Path) -> None:
     assert not judge_config(nothing, Room("cuda", 16 * GIB, "a card"), {}, simple_model).hopeless  # 20 / 16 < 1.3
 
 
+def test_an_upper_bound_proves_nothing(tmp_path: Path) -> None:
+    def divided(document: Mapping[str, Any]) -> MemoryForecast:
+        return msgspec.structs.replace(simple_model(document), at_most=True)
+
+    fit = judge_config(configured(tmp_path, "relief.ladder=[]"), Room("cuda", GIB, "a card"), {}, divided)
+    assert fit.fits is False and not fit.hopeless and "at most 20.0 GiB" in verdict(fit)
+
+
 def test_the_unknown_neither_fits_nor_is_hopeless(config: LoadedConfig) -> None:
     for forecast, room in (
         (lambda _: MemoryForecast(unknown="nobody knows."), CARD),

@@ -33,12 +33,21 @@ def answer(question: Question) -> MemoryForecast | DataForecast:
     sections = sections_of(question.document)
     if question.what == "memory":
         try:
-            return forecast_memory(sections, question.device, question.tokens)
+            return _divided(forecast_memory(sections, question.device, question.tokens), question)
         except TrainerError as error:  # what would end a run before its first step as well
             return MemoryForecast(unknown=one_paragraph(error), base=sections.model.base)
     from trainer.planner.data import forecast_data
 
     return forecast_data(sections, question.document)
+
+
+def _divided(forecast: MemoryForecast, question: Question) -> MemoryForecast:
+    """With fsdp the ranks share the frozen base, and what each borrows for a moment is not traced."""
+    launch = question.document.get("launch", {})
+    if forecast.unknown or launch.get("strategy") != "fsdp" or launch.get("processes", 1) < 2:
+        return forecast
+    conditions = f"{forecast.conditions}, the whole base in each process, though fsdp divides it"
+    return msgspec.structs.replace(forecast, conditions=conditions, at_most=True)
 
 
 if __name__ == "__main__":

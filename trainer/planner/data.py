@@ -47,7 +47,7 @@ def forecast_data(sections: SftSections, document: Mapping[str, Any]) -> DataFor
 def _counted(sections: SftSections, document: Mapping[str, Any]) -> DataForecast:
     from trainer.base_model import BaseModel, load_tokenizer, locate
     from trainer.data.plan import Segment
-    from trainer.run import _corpus, _training_plan, make_renderer
+    from trainer.run import corpus_of, make_renderer, training_plan
 
     base_name, revision = sections.model.base, sections.model.revision
     if is_local(base_name):
@@ -57,9 +57,9 @@ def _counted(sections: SftSections, document: Mapping[str, Any]) -> DataForecast
         assert folder is not None
         base = BaseModel(base_name, folder, folder.name, from_hub=True)
     renderer = make_renderer(sections, base, load_tokenizer(base))
-    corpus = _corpus(sections, base, renderer, _Quiet())  # type: ignore[arg-type]
+    corpus = corpus_of(sections, base, renderer, _Quiet())  # type: ignore[arg-type]
     ranks = int(document.get("launch", {}).get("processes", 1))
-    plan = _training_plan(sections, corpus.train, (Segment(sections.train.max_length, 0),), ranks)
+    plan = training_plan(sections, corpus.train, (Segment(sections.train.max_length, 0),), ranks)
     report = corpus.report
     return DataForecast(
         rows=report.rows,

@@ -23,8 +23,8 @@ from trainer.planner.shapes import Shape, UnknownShapeError, find_shape
 KEPT = 256
 NEARLY_FULL = 0.97
 """Share of train.max_length from which on a sequence counts as of full length: packed ones hardly ever are."""
-ROUNDED_TO = 8
-"""Tokens; what the batches are padded to."""
+PADDED_TO = 8
+"""As :data:`trainer.collate.PAD_MULTIPLE`, which comes with torch."""
 _NOT_MEMORY = {"base", "revision", "fallback", "chat_template", "chat_template_kwargs"}
 _VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
 _CODE = ("model.py", "head_loss.py", "precision.py", "collate.py", "planner/trace.py", "planner/live.py")
@@ -66,7 +66,12 @@ def sequence_tokens(sections: SftSections, longest: int | None) -> int:
     most = sections.train.max_length
     if longest is None or longest >= NEARLY_FULL * most:
         return most
-    return -(-longest // ROUNDED_TO) * ROUNDED_TO
+    return padded(longest)
+
+
+def padded(tokens: int) -> int:
+    """Tokens of a batch whose longest sequence has ``tokens``."""
+    return -(-tokens // PADDED_TO) * PADDED_TO
 
 
 def predicted(shape: Shape, sections: SftSections, device: str, tokens: int) -> Prediction:

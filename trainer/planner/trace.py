@@ -24,7 +24,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from trainer import head_loss
-from trainer.collate import PAD_MULTIPLE
 from trainer.config import SftSections
 from trainer.errors import TrainerError
 from trainer.model import (
@@ -35,6 +34,7 @@ from trainer.model import (
     trainable_parameters,
 )
 from trainer.planner.live import LiveBytes
+from trainer.planner.predict import padded
 from trainer.planner.shapes import UnknownShapeError
 
 DEPTHS = (2, 4)
@@ -145,7 +145,7 @@ def trace_depth(config: PretrainedConfig, sections: SftSections, device: str, to
 
 def _trace(config: PretrainedConfig, sections: SftSections, device: str, tokens: int) -> Traced:
     train = sections.train
-    width = -(-tokens // PAD_MULTIPLE) * PAD_MULTIPLE
+    width = padded(tokens)
     model = build_on_meta(config, sections, device)
     live = LiveBytes(config.get_text_config().vocab_size, ACTIVATIONS)
     # bitsandbytes makes its table of code values the first time, from the values of a tensor.

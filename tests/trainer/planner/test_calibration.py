@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_runs import Tiny
 
+from trainer.collate import PAD_MULTIPLE
 from trainer.config import SftSections
 from trainer.peak_memory import PeakMeter
 from trainer.planner import predict, trace
@@ -22,7 +23,7 @@ from trainer.planner.calibration import (
     read_measured,
     remember,
 )
-from trainer.planner.predict import forecast_memory, predicted, question_key, sequence_tokens
+from trainer.planner.predict import forecast_memory, padded, predicted, question_key, sequence_tokens
 from trainer.planner.shapes import find_shape
 
 BIG = 4 * SMALLEST_BYTES
@@ -156,6 +157,7 @@ def test_the_longest_sequence_counts_where_it_is_known(tiny: Tiny) -> None:
     assert sequence_tokens(settings, 970) == 1000
     assert sequence_tokens(settings, 961) == 968
     assert sequence_tokens(settings, 5000) == 1000
+    assert padded(1) == PAD_MULTIPLE and padded(9) == 2 * PAD_MULTIPLE
     most, less = (forecast_memory(settings, "cpu", tokens) for tokens in (None, 100))
     assert less.tensor_bytes < most.tensor_bytes and "x 104 tokens" in less.conditions
 

