@@ -6,7 +6,7 @@ SEED   ?= 1
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart test lint schema kill-test chaos bench gpu-check clean
+.PHONY: install quickstart test lint schema kill-test mutants chaos bench gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -27,6 +27,10 @@ test: install
 # What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
 kill-test: install
 	$(BIN)/python -m pytest tests -m slow
+
+# The defects of the audits put back one by one: the test of each must fail.
+mutants: install
+	$(BIN)/python tests/mutants/run.py
 
 # Random faults against N tiny real runs, the supervisor among the victims; the certificate goes to docs/chaos.md.
 chaos: install

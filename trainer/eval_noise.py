@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 QUANTILE = 1.959964
 """Of the normal distribution: a difference within noise goes beyond it in one case of twenty."""
 ASSUMED_CORRELATION = 0.9
-"""Between the rows' losses before and after some training. Measured on the quickstart: 0.97 and more, from one
-evaluation to the next; taken lower here, because it is not known before the second evaluation."""
+"""Between the rows' losses before and after some training: what makes a row hard stays. It is known only once there are
+two evaluations, so this is a cautious guess; from then on the measured noise of the difference is used."""
 
 
 @dataclass(frozen=True)

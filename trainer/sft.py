@@ -233,11 +233,14 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
 
     def _report_progress(self, logs: dict[str, float]) -> None:
         step = self.state.global_step
-        usual = self._loss_spikes.spike(logs["loss"])
-        if usual is not None:
-            self.reporter.warn(
-                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {usual:.3f} was usual; "
-                "look at the rows of this step, or lower train.learning_rate or train.max_grad_norm"
+        spike = self._loss_spikes.spike(logs["loss"])
+        if spike is not None:
+            lasts = "; it has stayed there since and is taken for the new range now" if spike.lasting else ""
+            self.reporter.event(
+                "alarm",
+                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {spike.usual:.3f} was "
+                f"usual{lasts}. Look at the rows of this step, or lower train.learning_rate or train.max_grad_norm",
+                what="loss_spike",
             )
         now = time.monotonic()
         then, tokens_then = self._rate_mark
@@ -258,6 +261,10 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             memory_bytes=_memory_bytes(self.args.device),
             planned_steps=self.plan.total_steps,
         )
+
+    def remember_losses(self) -> None:
+        """What the loss-spike guard had seen before this attempt, so that resuming does not blind it."""
+        self._loss_spikes = LossSpikeGuard(entry["loss"] for entry in self.state.log_history if "loss" in entry)
 
     def restart_rate(self) -> None:
         """Tokens per second count from now on."""

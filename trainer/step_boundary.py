@@ -34,6 +34,7 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         trainer = self.trainer
         self.reporter.beat(step=state.global_step, planned_steps=trainer.plan.total_steps)
         self.reporter.enter(Phase.WARMING_UP)
+        trainer.remember_losses()
         if trainer.evaluation_due(state.global_step):
             trainer.evaluate_first()
             if state.global_step and trainer.evaluations.over:

@@ -132,6 +132,7 @@ class _Gathered:
     levels: list[float | None] = field(default_factory=list)
     parts: list[tuple[str, str]] = field(default_factory=list)
     clusters: list[str | None] = field(default_factory=list)
+    folders: set[Path] = field(default_factory=set)
     origins: list[str | None] = field(default_factory=list)
     sources: list[SourceDigest] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
@@ -259,6 +260,7 @@ def _gather(
         cluster = row.extra.get(CLUSTER_FIELD)
         # Clusters are numbered by each build alone.
         gathered.clusters.append(None if cluster is None else f"{source.path.parent}:{cluster}")
+        gathered.folders.add(source.path.parent)
         gathered.parts.append(duplicate_parts(row))
         gathered.origins.append(source_name(row))
     gathered.sources = [
@@ -289,10 +291,12 @@ def _groups(gathered: _Gathered, held_out: _Gathered | None, seed: int) -> list[
     parts = [gathered, *([held_out] if held_out else [])]
     keys = [key for part in parts for key in part.keys]
     clusters = [cluster for part in parts for cluster in part.clusters]
-    if None in clusters:
-        texts = [text for part in parts for text in part.parts]
-        return group_names(keys, near_duplicates(texts, seed))
-    return group_names(keys, [str(cluster) for cluster in clusters])
+    known = [row if cluster is None else cluster for row, cluster in enumerate(clusters)]
+    if None not in clusters and len({folder for part in parts for folder in part.folders}) == 1:
+        return group_names(keys, known)
+    # Nobody has compared all of these with one another yet.
+    texts = [text for part in parts for text in part.parts]
+    return group_names(keys, known, near_duplicates(texts, seed))
 
 
 def _split(rows: TokenRows, names: Sequence[str], validation: Validation, seed: int) -> tuple[TokenRows, TokenRows]:
