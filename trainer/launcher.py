@@ -187,7 +187,7 @@ class _Ranks:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         for pidfd, (_, process) in self._living.items():
             process.kill()
             process.wait()

@@ -23,11 +23,11 @@ PROBED_WIDTH = 64
 """Of the input for a norm that has no weights to tell its own."""
 
 
-class _Narrow(TorchDispatchMode):
+class _Narrow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it without types
     """Notices statistics of numbers narrower than float32."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,9 +52,9 @@ def narrow(norm: torch.nn.Module, dtype: torch.dtype) -> bool | None:
     with torch.no_grad(), _Narrow() as seen:
         try:
             norm(torch.ones((1, 1, *shape), dtype=dtype, device=device))
-        except (TypeError, RuntimeError):
+        except (TypeError, AttributeError, RuntimeError):
             return None
-    return seen.found
+    return bool(seen.found)
 
 
 def keep_norms_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> list[str]:
@@ -96,4 +96,4 @@ def inputs_stay_narrow(model: torch.nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False
+            module.cast_input_dtype_enabled = False  # type: ignore[assignment]  # an attribute like any other

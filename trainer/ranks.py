@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it is public
 
 from trainer.launcher import STORE_VARIABLE, Place
 
@@ -84,7 +85,7 @@ def meet(place: Place | None, device: torch.device) -> Ranks:
     """Find the other ranks that the launcher has started. ``place`` None: there are none."""
     if place is None:
         return ALONE
-    store = distributed.TCPStore(
+    store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         place.size,
@@ -131,7 +132,8 @@ def bins_of_rank(first_bin: int, total_bins: int, micro_batch: int, ranks: Ranks
 def share_only_gradients(model: torch.nn.Module) -> None:
     """Keep DDP from sending the frozen base and the buffers round: every rank has loaded the same."""
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    model._ddp_params_and_buffers_to_ignore = [*frozen, *(name for name, _ in model.named_buffers())]
+    ignored = [*frozen, *(name for name, _ in model.named_buffers())]
+    model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]  # an attribute like any other
 
 
 class StepExchange:
