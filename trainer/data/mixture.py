@@ -56,7 +56,8 @@ def mixed_epochs(mixture: Mixture, seed: int) -> Callable[[int], Ints]:
     """A function that gives the rows of the next epoch at each call, for rows fitted to the length it is called with.
 
     The order is a pure function of mixture, seed, and the lengths of the calls so far. The sources are interleaved
-    by learnt tokens, so that every part of an epoch has the declared shares, to about a row per source.
+    by learnt tokens, so that every part of an epoch has the declared shares, to about a row per source. Nothing adds
+    up over epochs.
     """
     shares = np.array(mixture.spec.shares(), np.float64)
     members = [np.flatnonzero(mixture.sources == index) for index in range(len(shares))]
@@ -75,10 +76,11 @@ def mixed_epochs(mixture: Mixture, seed: int) -> Callable[[int], Ints]:
             for number in range(int(start), int(np.ceil(end))):
                 shuffled = of_source[_rng(seed, source, number).permutation(len(of_source))]
                 sizes = learnt[shuffled] / available[source]
-                begins = number + np.concatenate([np.zeros(1), np.cumsum(sizes)[:-1]])
-                taken = (begins >= start) & (begins < end)
+                # A row belongs where its middle lies, so that an epoch has half a row too much or too little at most.
+                middles = number + np.cumsum(sizes) - sizes / 2
+                taken = (middles >= start) & (middles < end)
                 rows.append(shuffled[taken])
-                within = begins[taken] + jitter.random(int(taken.sum())) * sizes[taken]
+                within = middles[taken] + (jitter.random(int(taken.sum())) - 0.5) * sizes[taken]
                 places.append((within - start) / repeats[source])
             done[source] = end
         return np.concatenate(rows)[np.argsort(np.concatenate(places), kind="stable")].astype(np.int64)
