@@ -1,7 +1,7 @@
 """Trains a 4B-class model of random weights on this GPU, capped at 16 GiB: predicted, measured peak, tokens/s.
 
-`make gpu-check`, or `python benchmarks/gpu_check.py` anywhere with torch, transformers, peft and bitsandbytes. The model
-has the shape of Qwen3-4B and is made of random numbers, layer by layer, quantised to NF4 on the card: nothing is
+`make gpu-check`, or `python benchmarks/gpu_check.py` anywhere with torch, transformers, peft and bitsandbytes. The
+model has the shape of Qwen3-4B and is made of random numbers, layer by layer, quantised to NF4 on the card: nothing is
 downloaded. Prints one line for each sequence length. Exit code 0: every prediction is within TOLERANCE; 1: one is not,
 or it did not fit; 2: no CUDA GPU here. `--cpu-dry` runs the very same code with a tiny shape on the CPU.
 """

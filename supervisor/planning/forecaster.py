@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -122,9 +123,10 @@ class Forecaster:
         process, self._process = self._process, None
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # a question that it did not live to read
+            process.stdin.close()
+        process.stdout.close()
         try:
             process.wait(patience)
         except subprocess.TimeoutExpired:

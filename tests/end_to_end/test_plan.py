@@ -35,8 +35,17 @@ def test_the_plan_is_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert after["time"]["seconds"] is not None and "earlier run" in after["time"]["source"]
 
 
-def planned(place: Path) -> dict[str, Any]:
-    done = mens_sup("plan", TINY, "--json", "--runs", place / "runs", *sets(CHANGES))
+def planned(place: Path, *options: str) -> dict[str, Any]:
+    done = mens_sup("plan", TINY, "--json", "--runs", place / "runs", *sets(CHANGES), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+@pytest.mark.slow
+def test_a_probe_measures_the_time_and_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_CACHE", str(tmp_path / "cache"))
+    found = planned(tmp_path, "--probe", "--set", "train.max_steps=1000")
+    assert found["data"]["planned_steps"] == 1000
+    assert found["time"]["seconds"] > 1 and "1000 steps" in found["time"]["source"]
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -152,8 +152,9 @@ def test_every_knob_that_matters_moves_the_prediction() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_not_guessed(shape: dict[str, Any], said: str) -> None:
+    lora = {"lora_dropout": 0.0, "target_modules": ["q_proj"]}
     with pytest.raises(UnknownShapeError, match=said):
-        trace(shape, sections({"model.quantization": "none"}), "cuda", 64)
+        trace(shape, sections({"model.quantization": "none", "model.lora": lora}), "cpu", 64)
 
 
 def test_an_unknown_name_is_not_guessed() -> None:
