@@ -15,4 +15,9 @@ def normalised(text: str) -> str:
 
 def response_key(text: str) -> str:
     """32 hexadecimal digits that are equal for answers which differ only in whitespace or case."""
-    return hashlib.blake2b(normalised(text).encode("utf-8"), digest_size=16).hexdigest()
+    return normalised_key(normalised(text))
+
+
+def normalised_key(text: str) -> str:
+    """:func:`response_key` of a text that went through :func:`normalised`."""
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()

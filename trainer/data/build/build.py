@@ -37,11 +37,10 @@ from trainer.data.build.mix import Mix
 from trainer.data.build.readiness import Measured
 from trainer.data.build.reading import OpenSource, changed_inputs, open_sources
 from trainer.data.build.report import html_report, text_report
-from trainer.data.build.spool import Spool, dropped_line, output_line
+from trainer.data.build.spool import Spool, answer_key_in, dropped_line, output_line, row_in
 from trainer.data.build.table import COUNTED_ONLY, Gathering, Ints, Reason, Table
 from trainer.data.build.tokens import TokenTable, token_counter
-from trainer.data.keys import CLUSTER_FIELD, response_key
-from trainer.data.rows import decode_row
+from trainer.data.keys import CLUSTER_FIELD
 
 _SPOOL = ".rows"
 
@@ -124,7 +123,7 @@ def _write_rows(
             verdict = next(judged[index])
         if reason in COUNTED_ONLY and number not in copied:
             continue
-        row = decode_row(line)
+        row = row_in(line)
         origin = f"{row.file}:{row.line}"
         if number in copied:
             origins[number] = origin
@@ -135,7 +134,7 @@ def _write_rows(
                 "source": section.name,
                 "lane": section.lane,
                 "origin": origin,
-                "response_key": response_key(row.response),
+                "response_key": answer_key_in(line),
                 CLUSTER_FIELD: cluster,
             }
             rows.write(output_line(row, metadata | ({"oracle": verdict} if verdict else {})))

@@ -16,12 +16,11 @@ from trainer.cache import cache_root
 from trainer.data.build.gather import Say, row_problem
 from trainer.data.build.mix import Mix
 from trainer.data.build.oracle import Oracle, OracleUnusableError, Verdict
-from trainer.data.build.spool import Spool
+from trainer.data.build.spool import Spool, row_in
 from trainer.data.build.table import Bools, Ints, Reason, Table
 from trainer.data.build.tokens import TokenCounter, TokenTable
 from trainer.data.messages import BadRow, Row
 from trainer.data.near_duplicates import Duplicates
-from trainer.data.rows import decode_row
 from trainer.data.sources import MAX_SHOWN_PROBLEMS
 
 VERDICTS_PER_SIGN = 100
@@ -119,4 +118,4 @@ def cap(mix: Mix, table: Table, tokens: TokenTable | None) -> None:
 
 
 def _rows_of(spool: Spool, wanted: Bools) -> Iterator[Row]:
-    return (decode_row(line) for number, line in spool.lines() if wanted[number])
+    return (row_in(line) for number, line in spool.lines() if wanted[number])

@@ -21,10 +21,11 @@ from trainer.data.build.manifest import BUILT_FIELDS, CorpusManifest, InputRecor
 from trainer.data.build.mix import Mix, SourceSection
 from trainer.data.declarations import STDLIB, read_declarations
 from trainer.data.messages import BadRow, Row, RowError
-from trainer.data.rows import read_objects, row_of
+from trainer.data.rows import numbered_lines, objects_of, row_of
 
 DECLARATION_FIELD = "declaration"
 """Metadata field with the name of the declaration that a row's answer is."""
+PIECE_BYTES = 1 << 20
 _PATTERN = "*?["
 
 
@@ -89,20 +90,44 @@ def read(mix: Mix, source: OpenSource) -> Iterator[Row | BadRow]:
 
     Raises OwnOutputError, ConfigError (a data set that cannot be had), OSError.
     """
+    if source.section.type == "declarations":
+        return _declarations(source)
+    if source.section.type == "dataset":
+        return _rows(mix, source, source.section.path, read_dataset(mix, source.index, source.folder))
+    return (row for shown, lines in line_pieces(source) for row in read_lines(mix, source, shown, lines))
+
+
+def line_pieces(source: OpenSource) -> Iterator[tuple[str, list[tuple[int, bytes | None]]]]:
+    """The lines of the source's files, PIECE_BYTES at a time, each piece with the name of its file. Raises OSError."""
+    for file in source.inputs:
+        piece: list[tuple[int, bytes | None]] = []
+        size = 0
+        for number, line in numbered_lines(file.path):
+            piece.append((number, line))
+            size += len(line or b"")
+            if size >= PIECE_BYTES:
+                yield file.shown, piece
+                piece, size = [], 0
+        if piece:
+            yield file.shown, piece
+
+
+def read_lines(
+    mix: Mix, source: OpenSource, shown: str, lines: Iterable[tuple[int, bytes | None]]
+) -> Iterator[Row | BadRow]:
+    """Rows of some lines of the source's file ``shown``. Raises OwnOutputError."""
+    return _rows(mix, source, shown, objects_of(lines, shown))
+
+
+def _rows(
+    mix: Mix, source: OpenSource, shown: str, found: Iterable[tuple[int, dict[str, Any]] | BadRow]
+) -> Iterator[Row | BadRow]:
     section = source.section
-    if section.type == "declarations":
-        yield from _declarations(source)
-        return
-    if section.type == "dataset":
-        found: Iterable[tuple[str, tuple[int, dict[str, Any]] | BadRow]] = (
-            (section.path, entry) for entry in read_dataset(mix, source.index, source.folder)
-        )
-    else:
-        found = ((file.shown, entry) for file in source.inputs for entry in read_objects(file.path, file.shown))
     metadata = frozenset(source.metadata_fields)
     ignored = frozenset(section.ignore_fields)
-    built = {file.shown for file in source.inputs if file.manifest}
-    for shown, entry in found:
+    if any(file.manifest and file.shown == shown for file in source.inputs):
+        ignored |= frozenset(BUILT_FIELDS)
+    for entry in found:
         if isinstance(entry, BadRow):
             yield entry
             continue
@@ -110,7 +135,7 @@ def read(mix: Mix, source: OpenSource) -> Iterator[Row | BadRow]:
         if fields.get("mix") == mix.sections.name and "response_key" in fields:
             raise OwnOutputError(f"{shown}:{line}: this row was made by the mix {mix.sections.name} itself")
         try:
-            fields = _renamed(fields, section, ignored | frozenset(BUILT_FIELDS) if shown in built else ignored)
+            fields = _renamed(fields, section, ignored) if ignored or section.rename else fields
             row = row_of(fields, file=shown, line=line, metadata_fields=metadata)
             msgspec.json.encode(row.extra)
             yield row

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 from trainer.data.messages import Message, Row
-from trainer.data.rows import encode_row
+from trainer.data.rows import decode_row
+
+KEY_BYTES = 32
 
 
 class Spool:
-    """Append every row, then read them as often as needed. The file is ``path``; remove it when done."""
+    """Append every row, then read them as often as needed. The file is ``path``; remove it when done.
+
+    A line is the key of the row's answer (see :func:`trainer.data.keys.response_key`), and the encoded row.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,14 +28,14 @@ class Spool:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, row: Row) -> int:
-        """Returns the row's number."""
-        self._file.write(encode_row(row) + b"\n")
-        self._count += 1
-        return self._count - 1
+    def extend(self, lines: Sequence[bytes]) -> int:
+        """Append ``lines``; returns the number of the first."""
+        self._file.writelines(line + b"\n" for line in lines)
+        self._count += len(lines)
+        return self._count - len(lines)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every row undecoded, for :func:`trainer.data.rows.decode_row`: most rows of a pass are often not wanted."""
+        """Every line with its number: most rows of a pass are often not wanted, so see :func:`row_in`."""
         self._file.flush()
         with open(self._path, "rb", buffering=1 << 20) as file:
             yield from enumerate(file)
@@ -38,6 +43,14 @@ class Spool:
     def remove(self) -> None:
         self._file.close()
         self._path.unlink()
+
+
+def row_in(line: bytes) -> Row:
+    return decode_row(line[KEY_BYTES:])
+
+
+def answer_key_in(line: bytes) -> str:
+    return line[:KEY_BYTES].decode()
 
 
 def output_line(row: Row, metadata: dict[str, object]) -> bytes:
