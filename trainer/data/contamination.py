@@ -35,7 +35,7 @@ class BenchHit:
 
 
 class BenchIndex:
-    """The n-grams of all items. ``unguarded`` names the items that are too short to be told from chance."""
+    """The n-grams of all items. ``unguarded`` names the items whose texts are all too short to be told from chance."""
 
     def __init__(self, names: Sequence[str], looks: Sequence[_Look], unguarded: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -44,7 +44,7 @@ class BenchIndex:
 
     @classmethod
     def from_items(cls, items: Iterable[tuple[str, str]], n: int) -> BenchIndex:
-        """``(name, text)`` of every item; ``n`` is the length of the runs in tokens."""
+        """``(name, text)`` of every item, also several texts of one; ``n`` is the length of the runs in tokens."""
         named = list(items)
         names = [name for name, _ in named]
         grams = tokens([text for _, text in named])
@@ -57,7 +57,8 @@ class BenchIndex:
             looks.append(_Look(n, MIN_CONTAINMENT, ngrams(grams, n), long_items))
         if len(whole_items):
             looks.append(_Look(short, 1.0, ngrams(grams, short), whole_items))
-        return cls(names, looks, [names[item] for item in np.flatnonzero(lengths < short)])
+        guarded = {names[item] for item in np.flatnonzero(lengths >= short)}
+        return cls(names, looks, list(dict.fromkeys(name for name in names if name not in guarded)))
 
     def hit(self, text: str) -> BenchHit | None:
         """The item that ``text`` contains, the most contained one of several."""

@@ -59,6 +59,8 @@ def test_short_items_must_be_there_as_a_whole_and_tiny_ones_are_named_as_unguard
     assert found.hit("Well, the capital of France is the city of Paris, they say.") == BenchHit("short", 1.0)
     assert found.hit("Well, the capital of France is the city of light, they say.") is None
     assert found.hit("return x + y") is None
+    several = BenchIndex.from_items([*items, ("tiny", PROBLEM), ("empty", " ")], 13)
+    assert several.unguarded == ("empty",) and several.hit(PROBLEM) == BenchHit("tiny", 1.0)
     assert BenchIndex.from_items([], 13).hits(["a", "b"]) == [None, None]
 
 

