@@ -26,17 +26,7 @@ def hardware_problems(sections: SftSections) -> list[Problem]:
 
 def launch_problems(sections: SftSections, processes: int, strategy: str) -> list[Problem]:
     """What does not go together with several processes, or with the way in which they share the work."""
-    if strategy != "fsdp":
+    if strategy != "fsdp" or processes > 1:
         return []
-    key = "launch.strategy"
-    problems = []
-    if processes == 1:
-        message = f"{key}: fsdp divides the model among processes, and there is one"
-        problems.append(Problem(key, message, "Set launch.processes to the number of GPUs, or say ddp."))
-    if sections.device == "cpu" and sections.model.quantization == "nf4":
-        message = f"{key}: bitsandbytes' 4-bit layers cannot be divided among processes on the CPU"
-        problems.append(Problem(key, message, "Say ddp, or model.quantization: none."))
-    if sections.train.optim != "adamw_torch":
-        message = f"{key}: {sections.train.optim} cannot work on a part of a tensor"
-        problems.append(Problem(key, message, "Say train.optim: adamw_torch, or ddp."))
-    return problems
+    message = "launch.strategy: fsdp divides the model among processes, and there is one"
+    return [Problem("launch.strategy", message, "Set launch.processes to the number of GPUs, or say ddp.")]

@@ -85,7 +85,7 @@ def checkpoint_activations(config: Mapping[str, Any], facts: Mapping[str, Any]) 
 def paged_optimizer(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
     """Moments in 8 bits that may spill to host memory; what has been learnt of them is carried over, rounded."""
     optim = config["train"]["optim"]
-    if config["device"] == "cpu" or optim == PAGED or config.get("launch", {}).get("strategy") == "fsdp":
+    if config["device"] == "cpu" or optim == PAGED:
         return None
     rounded = "stay as they are" if optim.endswith("8bit") else "are carried over rounded to 8 bits, which is not exact"
     return Relief(

@@ -125,12 +125,12 @@ def run_ranks(spec: AttemptSpec, command: Sequence[str] | None = None) -> int:
         assert report is not None, "a rank without a report has not ended well"
     else:
         report = cause.report
-        if report is None or report.kind is not ExitKind.INTERRUPTED:
+        if not _in_all(ends, report):
             _tell(spec, files, cause, size)
         if report is None:
             _end_like(cause.status)
             return cause.status
-        if report.kind is not ExitKind.INTERRUPTED:
+        if not _in_all(ends, report):
             report = msgspec.structs.replace(report, message=f"rank {cause.rank}: {report.message}")
     try:
         write_exit_report(files.exit_report, report)
@@ -161,6 +161,14 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
         return 3 if _PEER_LOST.search(said) else 0
 
     return min(ends, key=standing)
+
+
+def _in_all(ends: Sequence[RankEnd], report: ExitReport | None) -> bool:
+    """Does every rank say the same, or has it only been asked to stop? Then no one of them is to be named."""
+    if report is None:
+        return False
+    same = all(end.report is not None and end.report.message == report.message for end in ends)
+    return same or report.kind is ExitKind.INTERRUPTED
 
 
 class _Ranks:

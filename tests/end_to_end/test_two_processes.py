@@ -104,3 +104,17 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert "--- rank 1, process" in RunPaths(place).attempt(1).stacks.read_text()
     assert state(place).failures[0].kind == "hang"
     assert "the training has 2 processes" in events(place, "standby_skipped")[0].message
+
+
+# proves TRN-19: each rank holds half of a 4-bit base, and bit for bit the same is learnt
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["nf4", "none"])
+def test_a_divided_base_learns_the_same(tmp_path: Path, quantization: str) -> None:
+    changes = {**TWO, "model.quantization": quantization, "train.max_steps": 4, "train.gradient_checkpointing": True}
+    whole, divided = tmp_path / "whole", tmp_path / "divided"
+    assert run(divided, {**changes, "launch.strategy": "fsdp"}) == 0, log_of(divided).read_text()
+    assert run(whole, changes) == 0, log_of(whole).read_text()
+    assert same_adapter(divided, whole)
+    (event,) = events(divided, "divided")
+    held = event.data["bytes_held"]
+    assert held["here"] < 0.6 * held["whole"]

@@ -129,6 +129,7 @@ def watched(request: pytest.FixtureRequest, tiny: Tiny) -> Any:
 def test_activations_are_bfloat16(watched: Any) -> None:
     assert watched.layer_outputs == {torch.bfloat16}
     assert watched.operators["_scaled_dot_product_flash_attention_for_cpu"] == {torch.bfloat16}
+    assert watched.operators["bernoulli_"] == {torch.bfloat16}, "the adapter's dropout has a widened input"
 
 
 # proves TRN-11: norms and loss are float32
