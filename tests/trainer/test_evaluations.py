@@ -126,7 +126,7 @@ def test_an_evaluation_that_is_made_up_for_counts_as_well(tiny: Tiny, stopped: A
 
 # proves TRN-8: without patience, or while it gains, it trains on
 @pytest.mark.parametrize(
-    "changes", [{"eval.early_stopping_patience": None}, {"train.learning_rate": 2e-2, "eval.min_delta": 0.02}]
+    "changes", [{"eval.early_stopping_patience": None}, {"train.learning_rate": 2e-2, "eval.min_delta": 0.03}]
 )
 def test_it_trains_on_otherwise(tiny: Tiny, changes: dict[str, Any]) -> None:
     run = tiny.run(f"not-stopped-{next(iter(changes))}", {**STALE, **changes})
