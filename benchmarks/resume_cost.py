@@ -28,7 +28,8 @@ def corpus() -> TokenRows:
     lengths = rng.integers(8, 64, ROWS)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ids = rng.integers(0, 49_152, offsets[-1], dtype=np.int32)
-    return TokenRows(ids, np.ones(offsets[-1], np.bool_), offsets, tuple("" for _ in range(ROWS)), None)
+    labels, keys = np.ones(offsets[-1], np.bool_), tuple("" for _ in range(ROWS))
+    return TokenRows(ids, labels, offsets, keys, None, np.arange(ROWS))
 
 
 def first_batch(rows: TokenRows, fingerprint: str, done: float) -> tuple[int, float, float]:

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("supervisor_cost", "resume_cost", "checkpoint_cost", "snapshot", "throughput", "recovery", "ettr")
+NAMES = (
+    "supervisor_cost", "resume_cost", "checkpoint_cost", "snapshot", "throughput", "recovery", "ettr",
+    "memory_prediction", "plan_time",
+)  # fmt: skip
 
 
 def main() -> int:

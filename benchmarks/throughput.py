@@ -33,7 +33,8 @@ from transformers.utils import logging as transformers_logging
 from trl import SFTConfig, SFTTrainer
 
 from supervisor.protocol.attempt import AttemptSpec
-from trainer.base_model import cache_root, load_tokenizer, locate
+from trainer.base_model import load_tokenizer, locate
+from trainer.cache import cache_root
 from trainer.checkpoint import Provenance
 from trainer.collate import BinCollator
 from trainer.config import SftSections
@@ -41,6 +42,8 @@ from trainer.data.corpus import Validation, build_corpus
 from trainer.data.plan import DataPlan, PlanSpec, Segment, build_plan
 from trainer.data.sources import Source
 from trainer.data.token_rows import TokenRows
+from trainer.early_stop import Standing
+from trainer.evaluation import Evaluations, evaluation_bins
 from trainer.head_loss import IGNORED
 from trainer.model import add_adapter, load_base, trainable_parameters
 from trainer.reporting import Reporter
@@ -173,19 +176,18 @@ def plan_of(rows: TokenRows, sections: SftSections, *, packing: bool, steps: int
 def ours(bench: Bench, reporter: Reporter, clock: Clock, packing: bool, steps: int) -> SFTTrainer:
     sections = bench.sections
     plan = plan_of(bench.rows, sections, packing=packing, steps=steps)
+    held_out = evaluation_bins(bench.validation, sections, bench.tokenizer.pad_token_id, flatten=False)
     trainer = CountedSupervisedTrainer(
         model=bench.ours,
         tokenizer=bench.tokenizer,
         sections=sections,
         reporter=reporter,
         train_bins=BinCollator(bench.rows, plan, bench.tokenizer.pad_token_id),
-        eval_bins=BinCollator(
-            bench.validation,
-            plan_of(bench.validation, sections, packing=True, steps=1),
-            bench.tokenizer.pad_token_id,
-        ),
+        eval_bins=held_out,
+        sample_bins=held_out,
+        evaluations=Evaluations(sections, reporter, Standing(), held_out=False),
         start_step=0,
-        provenance=Provenance(1, 1, {}, {}, {}, ""),
+        provenance=Provenance(1, 1, {}, {}, {}, "", ()),
         resume_from=None,
         resumed=None,
         device=CPU,

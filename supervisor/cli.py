@@ -64,7 +64,14 @@ def run(options: argparse.Namespace) -> int:
     from supervisor.supervise import RunRequest, supervise
     from supervisor.view.screen import open_view
 
-    request = RunRequest(config, directory, options.max_attempts, tuple(options.accept_change), options.authorize_hours)
+    request = RunRequest(
+        config,
+        directory,
+        options.max_attempts,
+        tuple(options.accept_change),
+        options.authorize_hours,
+        options.force_overfit,
+    )
     with open_view(directory, live=not options.no_live) as on_tick:
         outcome = supervise(request, on_tick)
     try:
@@ -169,6 +176,9 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
     )
     to_run.add_argument(
         "--authorize-hours", metavar="H", type=_hours, help="the run may take H hours in all, beyond limits.max_hours"
+    )
+    to_run.add_argument(
+        "--force-overfit", action="store_true", help="train although the data would be passed over more than 4 times"
     )
     to_run.add_argument("--no-live", action="store_true", help="plain lines even in a terminal")
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from supervisor.config_errors import problems_of, show, suggest
 from supervisor.config_ladder import fit_ladder
 from supervisor.config_sections import NAME_PATTERN, SupervisorSections
-from supervisor.jobs import JobKind, Patch, Problem, UnknownKindError, load_kind
+from supervisor.jobs import JobKind, Patch, Problem, SeveralProcesses, UnknownKindError, load_kind
 from supervisor.problems import ConfigError, render_problems
 from supervisor.yaml_source import parse_yaml_value, read_yaml
 
@@ -123,7 +123,7 @@ def load_document(document: Mapping[str, Any], kind: JobKind | None = None, sour
 
 def check_preflight(config: LoadedConfig) -> None:
     """Raise ConfigError when something that the configuration names would fail the first attempt."""
-    problems = [*_launch_problems(config.own), *config.kind.preflight(config.sections)]
+    problems = [*_launch_problems(config.own), *_process_problems(config), *config.kind.preflight(config.sections)]
     if problems:
         raise _config_error(problems, config.lines)
 
@@ -267,6 +267,17 @@ def _launch_problems(own: SupervisorSections) -> list[Problem]:
         message = f"notify.command: {own.notify.command[0]} is no program that can be run"
         problems.append(Problem("notify.command", message, "Install it or give its path."))
     return problems
+
+
+def _process_problems(config: LoadedConfig) -> list[Problem]:
+    launch = config.own.launch
+    if isinstance(config.kind, SeveralProcesses):
+        return config.kind.launch_problems(config.sections, launch.processes, launch.strategy)
+    if launch.processes == 1:
+        return []
+    message = f"launch.processes is {launch.processes}, and a job of kind {config.kind.name} starts no ranks of its own"
+    remedy = "Remove the key; a command starts them itself (`torchrun --nproc-per-node ...`)."
+    return [Problem("launch.processes", message, remedy)]
 
 
 def _apply_set(document: dict[str, Any], places: dict[str, tuple[str, int | None]], text: str) -> list[Problem]:

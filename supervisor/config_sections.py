@@ -51,6 +51,10 @@ class Limits(Section):
     the first failure in a row when its attempt had got ahead and nothing outside the trainer has to recover."""
     backoff_max_seconds: float = Field(60.0, ge=0)
     """The longest pause between two attempts, in seconds."""
+    admission: Literal["refuse", "warn", "off"] = "refuse"
+    """Before the first attempt the peak memory is predicted and said. `refuse` starts nothing when it certainly cannot
+    fit: more than 1.3 times the memory there is, whatever relief is taken; `warn` only says so; `off` predicts
+    nothing."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Limits:
@@ -168,7 +172,13 @@ class LaunchSettings(Section):
     """Environment variables of the trainer, added to the supervisor's own."""
     standby: Literal["auto", "off"] = "auto"
     """Keep a second trainer process ready, everything imported, that takes over when the first one dies. It takes about
-    0.6 GiB of memory but no GPU memory; `auto` does without when less than 1.25 GiB are free."""
+    0.6 GiB of memory but no GPU memory; `auto` does without when less than 1.25 GiB are free, and with more than one
+    process."""
+    processes: int = Field(1, ge=1, le=64)
+    """Processes that train together on this machine, one for each GPU. The global batch is micro-batch x accumulation x
+    processes."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """How the processes share the work: ddp gives each the whole model, fsdp a part of every layer."""
 
 
 class SupervisorSections(Section):

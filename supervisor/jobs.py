@@ -153,6 +153,28 @@ class PlansSteps(Protocol):
         """None when they follow from the data."""
 
 
+@runtime_checkable
+class SeveralProcesses(Protocol):
+    """What a kind of job has besides when its program starts ``AttemptSpec.processes`` ranks of itself."""
+
+    def launch_problems(self, sections: BaseModel, processes: int, strategy: str) -> list[Problem]:
+        """What of ``launch`` does not go together with the rest. No torch."""
+
+
+@runtime_checkable
+class Forecasts(Protocol):
+    """What a kind of job may have besides: it can tell what a run will need before it starts."""
+
+    def forecaster(self) -> list[str]:
+        """Arguments after the interpreter of a program that answers questions (see protocol/forecast.py)."""
+
+    def device(self, sections: BaseModel) -> str:
+        """What the configuration asks for: cuda, cpu, or auto for a GPU where there is one."""
+
+    def speed_key(self, sections: BaseModel) -> str:
+        """Equal for runs that train about as many tokens per second on one machine."""
+
+
 class UnknownKindError(Exception):
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"kind {name!r} is not installed; known kinds: {', '.join(known) or 'none'}")

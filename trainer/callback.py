@@ -147,7 +147,7 @@ class SupervisedCallback(TrainerCallback):  # type: ignore[misc]
             self._writer.report(ExitKind.INTERRUPTED, "asked to stop; a checkpoint was saved", done, planned)
         elif done < planned and _stops_early(state) and control.should_training_stop and self._evaluated == done:
             message = f"early stopping ended the training at step {done} (planned: at most {planned})"
-            self._writer.report(ExitKind.COMPLETED, message, done, done)
+            self._writer.report(ExitKind.COMPLETED, message, done, done, stopped_early=message)
         else:
             self._writer.report(ExitKind.COMPLETED, f"{done} of {planned} planned optimiser steps done", done, planned)
 
@@ -217,10 +217,13 @@ class _Writer:
         except OSError as error:  # a full disk must not end a training that could go on
             logger.warning("SupervisedCallback: an event could not be written: %s", error)
 
-    def report(self, kind: ExitKind, message: str, done: int, planned: int) -> None:
+    def report(self, kind: ExitKind, message: str, done: int, planned: int, stopped_early: str = "") -> None:
         phase = self._heartbeat.phase.name.lower()
         self._heartbeat.beat(Phase.FINISHED, done, planned)
-        report = ExitReport(kind, message, step=done, phase=phase, planned={"steps": planned}, done={"steps": done})
+        report = ExitReport(
+            kind, message, step=done, phase=phase, planned={"steps": planned}, done={"steps": done},
+            stopped_early=stopped_early,
+        )  # fmt: skip
         try:
             write_exit_report(self._paths.exit_report, report)
         except OSError as error:

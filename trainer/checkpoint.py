@@ -33,7 +33,9 @@ from supervisor.protocol.manifest import (
     read_manifest,
     write_manifest,
 )
+from trainer.data.corpus import SourceDigest
 from trainer.data.plan import Segment
+from trainer.early_stop import Standing
 from trainer.errors import CheckpointCorruptError, CheckpointIncompatibleError, NonFiniteError
 from trainer.tensor_file import write_tensors
 
@@ -41,10 +43,12 @@ ADAPTER_FILE = "adapter_model.safetensors"
 OPTIMISER_FILE = "optimizer.safetensors"
 OPTIMISER_REST_FILE = "optimizer.json"
 DATA_PLAN_FILE = "data_plan.json"
+EVALUATIONS_FILE = "evaluations.json"
+SOURCES_FILE = "sources.json"
 CONFIG_FILE = "run_config.json"
 TEMPLATE_FILE = "template.json"
 REQUIRED = (ADAPTER_FILE, "adapter_config.json", OPTIMISER_FILE, OPTIMISER_REST_FILE, "scheduler.pt", "rng_state.pth",
-            "trainer_state.json", DATA_PLAN_FILE)  # fmt: skip
+            "trainer_state.json", DATA_PLAN_FILE, EVALUATIONS_FILE, SOURCES_FILE)  # fmt: skip
 CONFIGURED_BY: Mapping[str, tuple[str, ...]] = {
     "data": ("data.sources", "data.on_bad_row", "data.curriculum_field", "data.validation"),
     "validation_data": ("data.validation", "data.sources", "data.on_bad_row"),
@@ -58,6 +62,7 @@ CONFIGURED_BY: Mapping[str, tuple[str, ...]] = {
     "packing": ("train.packing",),
     "seed": ("train.seed",),
     "optim": ("train.optim",),
+    "ranks": ("launch.processes", "launch.strategy"),
 }
 """The configuration keys behind each name of Manifest.identity."""
 FIXED = ("global_batch", "rank")
@@ -89,6 +94,7 @@ class Progress:
     rows_seen: int
     epoch: float
     eval_loss: float | None
+    eval_loss_stderr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Provenance:
     config: Mapping[str, Any]
     template: Mapping[str, Any]
     chat_template: str
+    sources: tuple[SourceDigest, ...]
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,8 @@ class StepState:
     adapter_config: bytes
     progress: Progress
     position: Callable[[], DataPosition]
+    evaluations: bytes
+    rng_of_others: tuple[Mapping[str, Any], ...] = ()
 
 
 def write_checkpoint(
@@ -154,8 +163,14 @@ def trainer_files(state: StepState) -> dict[str, bytes]:
         OPTIMISER_REST_FILE: msgspec.json.encode(state.optimiser_rest),
         "scheduler.pt": _saved(state.scheduler),
         "rng_state.pth": _saved(state.rng),
+        **{rng_file(rank): _saved(rng) for rank, rng in enumerate(state.rng_of_others, start=1)},
         "trainer_state.json": json.dumps(state.trainer_state, sort_keys=True).encode(),
     }
+
+
+def rng_file(rank: int) -> str:
+    """Where the random state of a rank is kept."""
+    return f"rng_state_{rank}.pth" if rank else "rng_state.pth"
 
 
 def described(state: StepState, provenance: Provenance) -> dict[str, bytes]:
@@ -163,6 +178,8 @@ def described(state: StepState, provenance: Provenance) -> dict[str, bytes]:
     return {
         "adapter_config.json": state.adapter_config,
         DATA_PLAN_FILE: _json(state.position()),
+        EVALUATIONS_FILE: state.evaluations,
+        SOURCES_FILE: _json(provenance.sources),
         CONFIG_FILE: _json(provenance.config),
         TEMPLATE_FILE: _json(provenance.template),
         "chat_template.jinja": provenance.chat_template.encode(),
@@ -188,13 +205,14 @@ def make_manifest(
         identity=dict(provenance.identity),
         versions=library_versions(),
         eval_loss=progress.eval_loss,
+        eval_loss_stderr=progress.eval_loss_stderr,
         interim=interim,
     )
 
 
-def add_eval_loss(directory: Path, eval_loss: float) -> None:
+def add_eval_loss(directory: Path, eval_loss: float, stderr: float | None) -> None:
     """Enter the result of an evaluation that was made up for after a checkpoint had been saved without it."""
-    manifest = msgspec.structs.replace(read_manifest(directory), eval_loss=eval_loss)
+    manifest = msgspec.structs.replace(read_manifest(directory), eval_loss=eval_loss, eval_loss_stderr=stderr)
     # Beside the checkpoint, in which nothing foreign may lie, not even for a moment.
     staged = directory.with_name(f"{STAGING_PREFIX}{directory.name}.{MANIFEST_NAME}")
     staged.write_bytes(_json(manifest))
@@ -226,10 +244,29 @@ def open_checkpoint(directory: Path) -> tuple[Manifest, DataPosition]:
     return manifest, position
 
 
-def check_compatible(manifest: Manifest, identity: Mapping[str, str], accepted: tuple[str, ...]) -> list[str]:
+def read_sources(directory: Path) -> tuple[SourceDigest, ...]:
+    """What each source gave when the checkpoint was written. Raises CheckpointCorruptError."""
+    try:
+        return msgspec.json.decode((directory / SOURCES_FILE).read_bytes(), type=tuple[SourceDigest, ...])
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointCorruptError(f"{directory / SOURCES_FILE}: unreadable ({error})") from error
+
+
+def read_standing(directory: Path) -> Standing:
+    """How the run stood with its evaluations. Raises CheckpointCorruptError."""
+    try:
+        return msgspec.json.decode((directory / EVALUATIONS_FILE).read_bytes(), type=Standing)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointCorruptError(f"{directory / EVALUATIONS_FILE}: unreadable ({error})") from error
+
+
+def check_compatible(
+    manifest: Manifest, identity: Mapping[str, str], accepted: tuple[str, ...], sources: str = ""
+) -> list[str]:
     """Compare what must agree on resume; returns the accepted differences as sentences.
 
-    Raises CheckpointIncompatibleError naming every difference that was not accepted.
+    ``sources`` says in what the sources of rows differ. Raises CheckpointIncompatibleError naming every difference
+    that was not accepted.
     """
     refused: list[str] = []
     taken: list[str] = []
@@ -237,7 +274,8 @@ def check_compatible(manifest: Manifest, identity: Mapping[str, str], accepted: 
         before, now = manifest.identity.get(name, "(not recorded)"), identity.get(name, "(not recorded)")
         if before == now:
             continue
-        (taken if _accepts(accepted, name) else refused).append(f"{name}: checkpoint {before}, now {now}")
+        where = f" ({sources})" if sources and name in ("data", "validation_data") else ""
+        (taken if _accepts(accepted, name) else refused).append(f"{name}: checkpoint {before}, now {now}{where}")
     if refused:
         names = [text.split(":", 1)[0] for text in refused]
         flags = " ".join(f"--accept-change {name}" for name in names if name not in FIXED)

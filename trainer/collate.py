@@ -12,6 +12,7 @@ import torch
 from trainer.data.plan import DataPlan
 from trainer.data.token_rows import TokenRows
 from trainer.head_loss import IGNORED
+from trainer.ranks import NOTHING
 
 PAD_MULTIPLE = 8
 
@@ -24,8 +25,8 @@ class BinCollator:
     ``input_ids``, ``labels``, ``position_ids``: int64 [B, T]; ``rows``, ``tokens``: what they hold,
     padding aside. There is no attention mask on purpose: positions that restart at 0 are what tells
     the attention that documents in one bin must not see each other; a mask of ones would hide them.
-    Padding forms a document of its own. ``flatten`` puts all bins into one sequence [1, sum of lengths],
-    which the variable-length flash kernels want.
+    Padding forms a document of its own; so does a bin that is :data:`NOTHING`. ``flatten`` puts all bins into one
+    sequence [1, sum of lengths], which the variable-length flash kernels want.
     """
 
     rows: TokenRows
@@ -37,10 +38,10 @@ class BinCollator:
         bins = [self._bin(int(example["bin"])) for example in examples]
         rows = sum(row_count for _, row_count in bins)
         tokens = sum(arrays.shape[1] for arrays, _ in bins)
-        if self.flatten:
+        if self.flatten and tokens:
             stacked = np.concatenate([arrays for arrays, _ in bins], axis=1)[:, None, :]
         else:
-            width = -(-max(arrays.shape[1] for arrays, _ in bins) // PAD_MULTIPLE) * PAD_MULTIPLE
+            width = -(-max(1, *(arrays.shape[1] for arrays, _ in bins)) // PAD_MULTIPLE) * PAD_MULTIPLE
             stacked = np.stack([self._padded(arrays, width) for arrays, _ in bins], axis=1)
         tensors = torch.from_numpy(stacked)
         return {
@@ -53,6 +54,8 @@ class BinCollator:
 
     def _bin(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
         """int64 [3, T] of ids, labels and positions of one bin, and its number of rows."""
+        if index == NOTHING:
+            return np.zeros((3, 0), np.int64), 0
         max_length = self.plan.max_length_of_bin(index)
         row_ids = self.plan.bin(index)
         parts = []

@@ -150,6 +150,11 @@ class EvalSection(Section):
     """Evaluate before the first step, so that the gain is known."""
     per_device_eval_batch_size: Count = 4
     """Sequences per forward pass of an evaluation."""
+    min_delta: Positive = 0.1
+    """Smallest difference of the validation loss that matters, in nats per token; a validation set too small to show
+    it is refused."""
+    early_stopping_patience: Count | None = None
+    """Stop after so many evaluations in a row without a gain of min_delta, beyond noise; null never stops early."""
 
 
 class SftSections(Section):

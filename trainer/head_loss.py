@@ -45,7 +45,9 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream[0].to(gradient.dtype), None, None
+        # A bfloat16 factor (one over the window's labels) would make every gradient up to 0.4 % too large or small.
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        return (gradient.to(wide) * upstream[0].to(wide)).to(gradient.dtype), None, None
 
 
 def summed_token_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -59,14 +61,39 @@ def summed_token_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.
     return _SummedLoss.apply(hidden[:, :-1][chosen], weight.detach(), shifted[chosen])  # type: ignore[no-any-return,no-untyped-call]
 
 
+@torch.no_grad()
+def token_losses(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """-log p(label) in nats at each labelled position, float32 [N] in the order of ``labels``; no gradient.
+
+    Arguments as those of :func:`summed_token_loss`.
+    """
+    shifted = labels[:, 1:]
+    chosen = shifted != IGNORED
+    states, targets = hidden[:, :-1][chosen], shifted[chosen]
+    size = max(1, SLICE_ELEMENTS // weight.shape[0])
+    parts = []
+    for start in range(0, states.shape[0], size):
+        part = slice(start, start + size)
+        logits = (states[part] @ weight.T).float()
+        parts.append(logits.logsumexp(dim=1) - logits.gather(1, targets[part, None]).squeeze(1))
+    return torch.cat([torch.zeros(0, dtype=torch.float32, device=hidden.device), *parts])
+
+
 def attach(model: PreTrainedModel) -> None:
-    """Give a causal LM's forward the keyword ``summed_loss=True``: it then returns that scalar.
+    """Give a causal LM's forward the keywords ``summed_loss=True`` and ``per_token=True``.
+
+    It then returns :func:`summed_token_loss` or, with both, :func:`token_losses`.
 
     Done inside ``forward`` so that whatever wraps the model (PEFT, DDP) stays in charge of the call.
     Raises ConfigurationError for a model whose logits are more than its head's product.
     """
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
+    if head is not None and not head.weight.is_floating_point():
+        raise ConfigurationError(
+            f"model.base: the output head of {model.config.model_type} is quantised ({head.weight.dtype}), and this "
+            "trainer's loss multiplies by it directly. Use a base whose head is not; nf4 leaves it in bfloat16."
+        )
     reshaped = [key for key in RESHAPED_LOGITS if getattr(config, key, None) not in (None, 1, 1.0)]
     if reshaped or head is None or getattr(head, "bias", None) is not None:
         why = f"sets {reshaped[0]}" if reshaped else "has no plain output head"
@@ -75,12 +102,18 @@ def attach(model: PreTrainedModel) -> None:
         )
     original = model.forward
 
-    def forward(*args: Any, labels: torch.Tensor | None = None, summed_loss: bool = False, **kwargs: Any) -> Any:
+    def forward(
+        *args: Any,
+        labels: torch.Tensor | None = None,
+        summed_loss: bool = False,
+        per_token: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         if not summed_loss:
             return original(*args, labels=labels, **kwargs)
         if labels is None:
             raise ValueError("summed_loss needs labels")
         hidden = model.base_model(*args, **kwargs).last_hidden_state
-        return summed_token_loss(hidden, head.weight, labels)
+        return (token_losses if per_token else summed_token_loss)(hidden, head.weight, labels)
 
     model.forward = forward

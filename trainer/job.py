@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from supervisor.jobs import Patch, Problem, Relief, Rung
 from trainer.base_names import PACKAGE, RANDOM, SPECIAL
+from trainer.combinations import PAGED, hardware_problems, launch_problems
 from trainer.config import DataSection, SftSections
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
 from trainer.data.sources import Source, check_sources
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 NEWER_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-PAGED = "paged_adamw_8bit"
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -215,15 +215,32 @@ class SftKind:
         return [
             *_base_problems("model", model.base, model.revision),
             *(_base_problems("model.fallback", model.fallback.base, model.fallback.revision) if model.fallback else []),
+            *hardware_problems(sections),
             *_file_problems("model.chat_template", sections.model.chat_template),
             *_file_problems("data.system_prompt_file", sections.data.system_prompt_file),
             *check_sources(sources_of(sections.data), **_row_rules(sections.data)),
             *_validation_problems(sections.data),
         ]
 
+    def launch_problems(self, sections: BaseModel, processes: int, strategy: str) -> list[Problem]:
+        assert isinstance(sections, SftSections)
+        return launch_problems(sections, processes, strategy)
+
     def planned_steps(self, sections: BaseModel) -> int | None:
         assert isinstance(sections, SftSections)
         return sections.train.max_steps if sections.train.max_steps > 0 else None
+
+    def forecaster(self) -> list[str]:
+        return ["-P", "-m", "trainer.planner"]
+
+    def device(self, sections: BaseModel) -> str:
+        assert isinstance(sections, SftSections)
+        return sections.device
+
+    def speed_key(self, sections: BaseModel) -> str:
+        assert isinstance(sections, SftSections)
+        model = sections.model
+        return f"{model.base} {model.quantization} {model.dtype} {sections.device}"
 
     def command(self, sections: BaseModel) -> list[str]:
         # -P: a trainer.py or datasets.py in the user's current folder must not shadow the real ones.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
 WINDOW = 64
@@ -15,18 +17,42 @@ RISE = 1.5
 """And at least this many times the median, so that a very quiet history does not make small moves alarming."""
 
 
+LASTING = 16
+"""Losses in a row above the range after which they are taken for the new range, so that later jumps are seen."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """``usual``: the median, in nats per token, that the loss has left behind; ``lasting``: for LASTING losses now."""
+
+    usual: float
+    lasting: bool
+
+
 class LossSpikeGuard:
-    """Feed it every logged loss; a spike is reported once and stays out of the range."""
+    """Feed it every logged loss; a spike is reported when it begins and when it lasts, and stays out of the range.
 
-    def __init__(self) -> None:
+    ``history``: the losses logged before, when a run is resumed.
+    """
+
+    def __init__(self, history: Iterable[float] = ()) -> None:
         self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._above: list[float] = []
+        for loss in history:
+            self.spike(loss)
 
-    def spike(self, loss: float) -> float | None:
-        """The median that ``loss`` (nats per token, finite) has left behind, or None while it is within range."""
+    def spike(self, loss: float) -> Spike | None:
+        """What to report of ``loss`` (nats per token, finite), None when there is nothing new."""
         if len(self._recent) >= MINIMUM:
             middle = median(self._recent)
             deviation = 1.4826 * median(abs(value - middle) for value in self._recent)
             if loss > max(middle + DEVIATIONS * deviation, RISE * middle):
-                return middle
+                self._above.append(loss)
+                if len(self._above) == LASTING:
+                    self._recent = deque(self._above, maxlen=WINDOW)
+                    self._above = []
+                    return Spike(middle, lasting=True)
+                return Spike(middle, lasting=False) if len(self._above) == 1 else None
+        self._above = []
         self._recent.append(loss)
         return None

@@ -17,20 +17,32 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from supervisor.protocol.atomic import staged_directory
 from supervisor.protocol.attempt import ExitKind
-from trainer.base_model import BaseModel, cache_root
+from trainer.base_model import BaseModel
+from trainer.cache import cache_root
 from trainer.config import LoraSection, ModelSection
 from trainer.errors import ConfigurationError, NoGpuError, classify
+from trainer.launcher import Place
+from trainer.precision import inputs_stay_narrow, keep_norms_in_float32
 
 Report = Callable[[str], None]
 """Receives one sentence about something that was announced rather than failed."""
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device of ``device:`` (cuda, auto, cpu). Raises NoGpuError instead of a silent CPU."""
+def choose_device(wanted: str, place: Place | None = None) -> torch.device:
+    """The device of ``device:`` (cuda, auto, cpu), for each of several processes one of its own.
+
+    Raises NoGpuError instead of a silent CPU, or when there are fewer GPUs than processes.
+    """
     if wanted == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", 0)
+        if place is not None and (there := torch.cuda.device_count()) < place.size:
+            raise NoGpuError(
+                f"launch.processes is {place.size} and {there} GPU{'s are' if there > 1 else ' is'} usable here. Lower "
+                "launch.processes (raise train.gradient_accumulation_steps to keep the global batch), or look at "
+                "CUDA_VISIBLE_DEVICES and nvidia-smi."
+            )
+        return torch.device("cuda", place.rank if place is not None else 0)
     if wanted == "auto":
         return torch.device("cpu")
     if torch.version.cuda is None and torch.version.hip is None:
@@ -54,8 +66,24 @@ def compute_dtype(section: ModelSection, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if section.dtype == "bfloat16" else torch.float32
 
 
-def load_base(base: BaseModel, section: ModelSection, device: torch.device, report: Report) -> PreTrainedModel:
+def quantization_config(section: ModelSection, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """How the base's linear layers are quantised; None when they aren't."""
+    if section.quantization == "none":
+        return None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=section.double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def load_base(
+    base: BaseModel, section: ModelSection, device: torch.device, report: Report, *, held_on_cpu: bool = False
+) -> PreTrainedModel:
     """The frozen base on ``device``; an NF4 one comes from the cache when it was quantised before.
+
+    ``held_on_cpu``: computed with on ``device``, but to be brought there in parts.
 
     Loading cached NF4 takes about a tenth of quantising again (0.6 s against 5.3 s for 135M
     parameters on two cores), and reads a quarter of the bytes.
@@ -64,7 +92,7 @@ def load_base(base: BaseModel, section: ModelSection, device: torch.device, repo
     options: dict[str, object] = {
         "dtype": dtype,
         "attn_implementation": section.attn_implementation,
-        "device_map": {"": str(device)},
+        "device_map": {"": "cpu" if held_on_cpu else str(device)},
         "local_files_only": True,
     }
     if section.quantization == "none":
@@ -72,13 +100,7 @@ def load_base(base: BaseModel, section: ModelSection, device: torch.device, repo
     cached = cache_root() / "nf4" / _nf4_key(base, section, dtype)
     if cached.is_dir():
         return _from_pretrained(base, cached, options)
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=section.double_quant,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    model = _from_pretrained(base, base.path, {**options, "quantization_config": quantization})
+    model = _from_pretrained(base, base.path, {**options, "quantization_config": quantization_config(section, dtype)})
     try:
         with staged_directory(cached) as staged:
             model.save_pretrained(str(staged))
@@ -91,7 +113,7 @@ def load_base(base: BaseModel, section: ModelSection, device: torch.device, repo
     return model
 
 
-def _keep_weight_layout(model: PreTrainedModel) -> None:
+def keep_weight_layout(model: PreTrainedModel) -> None:
     """Stop bitsandbytes from repacking NF4 weights for its CPU inference kernel.
 
     It does so in the first evaluation on AVX512-BF16 processors and leaves them so: the training steps
@@ -112,7 +134,7 @@ def _from_pretrained(base: BaseModel, path: Path, options: dict[str, object]) ->
         raise ConfigurationError(
             f"model.base: {base.name} in {path} cannot be loaded as a causal LM: {reason}"
         ) from error
-    _keep_weight_layout(model)
+    keep_weight_layout(model)
     # PEFT writes this into the adapter; the cache of quantised weights is no place to point anybody to.
     model.name_or_path = base.reference
     return model
@@ -133,10 +155,13 @@ def _nf4_key(base: BaseModel, section: ModelSection, dtype: torch.dtype) -> str:
 def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int) -> PeftModel:
     """A freshly initialised LoRA adapter with fp32 weights; everything else is frozen.
 
-    bfloat16 adapters stall: at a learning rate of 2e-5 most updates are below their resolution.
+    bfloat16 adapters stall: at a learning rate of 2e-5 most updates are below their resolution. A bfloat16 base with
+    its adapter computes under autocast only (see precision.py).
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    held_in = model.get_input_embeddings().weight.dtype
+    keep_norms_in_float32(model, held_in)
     set_seed(seed)
     config = LoraConfig(
         r=lora.r,
@@ -160,6 +185,8 @@ def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int) -> PeftMod
         resolved.target_modules = sorted(resolved.target_modules)
     for parameter in trainable_parameters(peft_model).values():
         parameter.data = parameter.data.float()
+    if held_in is not torch.float32:
+        inputs_stay_narrow(peft_model)
     return peft_model
 
 

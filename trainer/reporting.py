@@ -72,3 +72,31 @@ class Reporter:
         self.stop_requested = True
         if self.phase in INTERRUPTIBLE:
             raise StopRequestedError("asked to stop while loading; nothing new to save")
+
+
+class SilentReporter(Reporter):
+    """For a rank that trains along: it knows where it is and hears SIGTERM, but beats and writes nothing."""
+
+    def __init__(self, spec: AttemptSpec) -> None:
+        self.spec = spec
+        self.paths = RunPaths(Path(spec.run_dir))
+        self._phase, self._step = Phase.STARTING, 0
+        self.stop_requested = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def beat(self, step: int | None = None, planned_steps: int | None = None) -> None:
+        self._step = self._step if step is None else step
+
+    def enter(self, phase: Phase) -> None:
+        self._phase = phase
+
+    def event(self, kind: str, message: str = "", **data: Any) -> None:
+        pass

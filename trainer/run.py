@@ -12,50 +12,79 @@ from transformers.utils import logging as transformers_logging
 from supervisor.protocol.attempt import AttemptSpec, ExitKind, ExitReport
 from supervisor.protocol.heartbeat import Phase
 from supervisor.protocol.manifest import Manifest
-from trainer.base_model import BaseModel, cache_root, load_tokenizer, locate, stop_token_ids
-from trainer.checkpoint import DataPosition, Provenance, check_compatible, open_checkpoint
+from trainer.base_model import BaseModel, load_tokenizer, locate, stop_token_ids
+from trainer.base_names import RANDOM
+from trainer.cache import cache_root
+from trainer.checkpoint import (
+    DataPosition,
+    Provenance,
+    check_compatible,
+    open_checkpoint,
+    read_sources,
+    read_standing,
+)
 from trainer.collate import BinCollator
 from trainer.config import SftSections
-from trainer.data.corpus import Corpus, Validation, build_corpus
+from trainer.corpus_check import first_difference, from_scratch_sentence, overfit_problem
+from trainer.data.built import WARN_PASSES, planned_mixture, readiness_problem
+from trainer.data.corpus import Corpus, DataError, Validation, build_corpus
 from trainer.data.corpus_cache import cached_corpus, corpus_key
 from trainer.data.plan import DataPlan, PlanSpec, Segment, build_plan
 from trainer.data.render import Renderer
 from trainer.data.token_rows import TokenRows
+from trainer.early_stop import Standing
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
+from trainer.evaluation import Evaluations, evaluation_bins, training_sample
 from trainer.job import sources_of
-from trainer.model import add_adapter, choose_device, load_base
+from trainer.launcher import Place
+from trainer.model import add_adapter, choose_device, load_base, trainable_parameters
 from trainer.numerics import settle_vector_maths
+from trainer.peak_memory import PeakMeter, report_peak
+from trainer.ranks import meet
 from trainer.reporting import Reporter
 from trainer.sft import SupervisedSFTTrainer, check_trackers
+from trainer.sharding import shard_base
 
 
 def run_attempt(
-    sections: SftSections, document: Mapping[str, Any], spec: AttemptSpec, reporter: Reporter
+    sections: SftSections,
+    document: Mapping[str, Any],
+    spec: AttemptSpec,
+    reporter: Reporter,
+    place: Place | None = None,
 ) -> ExitReport:
-    """Train until done or asked to stop. Raises what :func:`trainer.errors.classify` understands."""
+    """Train until done or asked to stop. Raises what :func:`trainer.errors.classify` understands.
+
+    ``place``: which of several processes this is.
+    """
     settle_vector_maths()
     transformers_logging.disable_progress_bar()
     reporter.enter(Phase.LOADING)
-    device = choose_device(sections.device)
+    device = choose_device(sections.device, place)
+    ranks = meet(place, device)
     if sections.device == "auto" and device.type == "cpu":
         reporter.warn("device: auto found no usable GPU; training on the CPU")
     check_trackers(sections.train.report_to)
     resume_from = Path(spec.resume_from) if spec.resume_from else None
     resumed, position = open_checkpoint(resume_from) if resume_from else (None, None)
-    base = locate(sections.model.base, sections.model.revision or _begun_with(resumed, sections.model.base))
+    with ranks.first_before_others():
+        base = locate(sections.model.base, sections.model.revision or _begun_with(resumed, sections.model.base))
     tokenizer = load_tokenizer(base)
     renderer = make_renderer(sections, base, tokenizer)
 
-    corpus = _corpus(sections, base, renderer, reporter)
+    with ranks.first_before_others():
+        corpus = corpus_of(sections, base, renderer, reporter)
     train, validation = corpus.train, corpus.validation
     reporter.event("corpus", **corpus.report.as_dict())
-    identity = _identity(sections, base, renderer, corpus)
+    _check_ready(corpus, resumed is not None, reporter)
+    identity = _identity(sections, base, renderer, corpus, ranks.size)
     if resumed is not None:
-        for difference in check_compatible(resumed, identity, spec.accepted_changes):
+        sources = first_difference(read_sources(resume_from), corpus.report.sources) if resume_from else ""
+        for difference in check_compatible(resumed, identity, spec.accepted_changes, sources):
             reporter.event("accepted_change", difference)
 
     segments = _segments(position, sections.train.max_length)
-    plan = _training_plan(sections, train, segments)
+    plan = training_plan(sections, train, segments, ranks.size)
     start_step = position.step if position else 0
     if resumed is not None and position is not None:
         _check_steps(plan, start_step)
@@ -63,32 +92,59 @@ def run_attempt(
     reporter.event(
         "plan", planned_steps=plan.total_steps, planned_tokens=plan.planned_tokens, planned_rows=plan.planned_rows
     )
+    _say_mixture(plan, train, reporter)
+    _check_passes(plan, train, spec.force_overfit, reporter)
     planned = _planned(plan, resumed, start_step)
-    if resumed is not None and start_step == plan.total_steps and resumed.eval_loss is not None:
+    evaluations = Evaluations(
+        sections, reporter, read_standing(resume_from) if resume_from else Standing(),
+        held_out=sections.data.validation.path is not None,
+    )  # fmt: skip
+    over = evaluations.over if evaluations.standing.step == start_step else None
+    if resumed is not None and (over or (start_step == plan.total_steps and resumed.eval_loss is not None)):
         reporter.beat(step=start_step, planned_steps=start_step)
         reporter.enter(Phase.FINISHED)
         done = {"steps": start_step, "tokens": resumed.tokens_seen, "rows": resumed.rows_seen}
-        return _report(planned, done)
+        ranks.part()
+        return _report(planned, done, over)
 
     reporter.beat()
-    model = add_adapter(
-        load_base(base, sections.model, device, reporter.warn), sections.model.lora, sections.train.seed
-    )
+    peak = PeakMeter(device)
+    divided = ranks.size > 1 and spec.strategy == "fsdp"
+    with ranks.first_before_others():
+        frozen = load_base(base, sections.model, device, reporter.warn, held_on_cpu=divided)
+    model = add_adapter(frozen, sections.model.lora, sections.train.seed)
+    if divided:
+        here, whole = shard_base(model, device, ranks)
+        share = f"{here / 2**20:.0f} of {whole / 2**20:.0f} MiB are held by each of the {ranks.size} processes"
+        reporter.event("divided", f"the frozen base is divided: {share}", bytes_held={"here": here, "whole": whole})
+    if sections.model.base.startswith(RANDOM):
+        parameters = sum(parameter.numel() for parameter in trainable_parameters(model).values())
+        reporter.event("from_scratch", from_scratch_sentence(base.name, plan.planned_tokens, parameters))
     flatten = sections.model.attn_implementation == "flash_attention_2"
+    sample = training_sample(train, len(validation), sections.train.seed)
     trainer = SupervisedSFTTrainer(
         model=model,
         tokenizer=tokenizer,
         sections=sections,
         reporter=reporter,
         train_bins=BinCollator(train, plan, tokenizer.pad_token_id, flatten),
-        eval_bins=BinCollator(validation, _evaluation_plan(sections, validation), tokenizer.pad_token_id, flatten),
+        eval_bins=evaluation_bins(validation, sections, tokenizer.pad_token_id, flatten),
+        sample_bins=evaluation_bins(sample, sections, tokenizer.pad_token_id, flatten),
+        evaluations=evaluations,
         start_step=start_step,
         provenance=Provenance(
-            spec.attempt, spec.lineage, identity, document, renderer.describe(), renderer.chat_template
+            spec.attempt,
+            spec.lineage,
+            identity,
+            document,
+            renderer.describe(),
+            renderer.chat_template,
+            corpus.report.sources,
         ),
         resume_from=resume_from,
         resumed=resumed,
         device=device,
+        ranks=ranks,
     )
     if resume_from is not None:
         reporter.beat(step=start_step)
@@ -97,14 +153,22 @@ def run_attempt(
         trainer.only_evaluate()
     else:
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    if ranks.first and not divided:
+        report_peak(peak, sections, plan, reporter, divided=divided)
+    ranks.part()
     reporter.enter(Phase.FINISHED)
-    return _report(
-        planned, {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
-    )
+    done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
+    return _report(planned, done, evaluations.over if evaluations.standing.step == done["steps"] else None)
 
 
-def _report(planned: dict[str, int], done: dict[str, int]) -> ExitReport:
+def _report(planned: dict[str, int], done: dict[str, int], over: str | None) -> ExitReport:
+    """``over``: why the training came to its end before its last planned step."""
     steps = done["steps"]
+    if steps < planned["steps"] and over is not None:
+        why = f"stopped early at optimiser step {steps} of {planned['steps']}: {over}"
+        return ExitReport(
+            ExitKind.COMPLETED, why, step=steps, phase="finished", planned=done, done=done, stopped_early=why
+        )
     if steps < planned["steps"]:
         return ExitReport(
             ExitKind.INTERRUPTED, f"stopped on request at optimiser step {steps} of {planned['steps']}",
@@ -129,7 +193,7 @@ def make_renderer(sections: SftSections, base: BaseModel, tokenizer: PreTrainedT
     )
 
 
-def _corpus(sections: SftSections, base: BaseModel, renderer: Renderer, reporter: Reporter) -> Corpus:
+def corpus_of(sections: SftSections, base: BaseModel, renderer: Renderer, reporter: Reporter) -> Corpus:
     data = sections.data
     sources = sources_of(data)
     held_out = Path(data.validation.path) if data.validation.path else None
@@ -162,7 +226,9 @@ def _corpus(sections: SftSections, base: BaseModel, renderer: Renderer, reporter
     )
 
 
-def _identity(sections: SftSections, base: BaseModel, renderer: Renderer, corpus: Corpus) -> dict[str, str]:
+def _identity(
+    sections: SftSections, base: BaseModel, renderer: Renderer, corpus: Corpus, ranks: int
+) -> dict[str, str]:
     """What a resumed attempt must share with the checkpoint, by the names of ``--accept-change``."""
     model, options = sections.model, sections.train
     lora = model.lora
@@ -176,10 +242,11 @@ def _identity(sections: SftSections, base: BaseModel, renderer: Renderer, corpus
         "adapter": f"alpha {lora.lora_alpha:g}, dropout {lora.lora_dropout:g}, targets {targets}",
         "precision": f"{model.quantization}, double_quant {model.double_quant}, dtype {model.dtype}",
         "max_length": str(options.max_length),
-        "global_batch": str(options.per_device_train_batch_size * options.gradient_accumulation_steps),
+        "global_batch": str(options.per_device_train_batch_size * options.gradient_accumulation_steps * ranks),
         "packing": str(options.packing),
         "seed": str(options.seed),
         "optim": options.optim,
+        **({"ranks": str(ranks)} if ranks > 1 else {}),
     }
 
 
@@ -187,6 +254,31 @@ def _begun_with(resumed: Manifest | None, base: str) -> str | None:
     """The hub revision that the checkpoint was trained on, so that a branch may move meanwhile."""
     name, _, revision = resumed.identity.get("base", "").rpartition("@") if resumed else ("", "", "")
     return revision if name == base else None
+
+
+def _check_ready(corpus: Corpus, resumed: bool, reporter: Reporter) -> None:
+    """A run does not begin on a corpus below its thresholds; one that is under way (in a window that relief has
+    shortened, perhaps) says so and goes on."""
+    if not corpus.unready:
+        return
+    problem = readiness_problem(corpus.unready)
+    if not resumed:
+        raise DataError([problem])
+    reporter.warn(problem.message)
+
+
+def _say_mixture(plan: DataPlan, rows: TokenRows, reporter: Reporter) -> None:
+    mixture = planned_mixture(plan, rows)
+    if mixture is None:
+        return
+    sentence, sources = mixture
+    reporter.event("mixture", sentence, sources=sources)
+    for source in sources:
+        if float(source["passes"]) > WARN_PASSES:
+            reporter.warn(
+                f"the run passes {source['passes']:.1f} times over the rows of source {source['source']}; give it a "
+                "lower weight or more rows, or it will be learnt by heart"
+            )
 
 
 def _segments(position: DataPosition | None, max_length: int) -> tuple[Segment, ...]:
@@ -199,25 +291,29 @@ def _segments(position: DataPosition | None, max_length: int) -> tuple[Segment, 
     return (*kept, Segment(max_length, position.step))
 
 
-def _training_plan(sections: SftSections, rows: TokenRows, segments: tuple[Segment, ...]) -> DataPlan:
+def training_plan(
+    sections: SftSections, rows: TokenRows, segments: tuple[Segment, ...], ranks: int
+) -> DataPlan:
     train = sections.train
     spec = PlanSpec(
         seed=train.seed,
         packing=train.packing,
-        bins_per_step=train.per_device_train_batch_size * train.gradient_accumulation_steps,
+        bins_per_step=train.per_device_train_batch_size * train.gradient_accumulation_steps * ranks,
         segments=segments,
         epochs=train.num_train_epochs,
         max_steps=max(0, train.max_steps),
     )
-    return build_plan(len(rows), rows.lengths, spec, rows.difficulty)
+    return build_plan(len(rows), rows.lengths, spec, rows.difficulty, rows.mixture)
 
 
-def _evaluation_plan(sections: SftSections, rows: TokenRows) -> DataPlan:
-    """Every validation row once, packed like the training rows."""
-    train = sections.train
-    segments = (Segment(train.max_length, 0),)
-    spec = PlanSpec(seed=train.seed, packing=train.packing, bins_per_step=1, segments=segments, epochs=1.0)
-    return build_plan(len(rows), rows.lengths, spec)
+def _check_passes(plan: DataPlan, rows: TokenRows, forced: bool, reporter: Reporter) -> None:
+    """Refuse a plan that passes over the data too often, unless the user has forced it."""
+    longest = max(segment.max_length for segment in plan.spec.segments)
+    problem = overfit_problem(plan.planned_tokens, int(rows.lengths(longest).sum()))
+    if problem is not None and not forced:
+        raise ConfigurationError(problem)
+    if problem is not None:
+        reporter.warn(f"--force-overfit was given: {problem}")
 
 
 def _check_steps(plan: DataPlan, done: int) -> None:

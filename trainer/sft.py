@@ -7,6 +7,7 @@ the step, staged checkpoints and an exact resume, and a stop at the next step bo
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ from trainer.checkpoint import (
     StepState,
     add_eval_loss,
     load_adapter,
+    rng_file,
     trim_log_history,
     write_checkpoint,
     write_trainer_state,
@@ -39,22 +41,25 @@ from trainer.collate import BinCollator
 from trainer.config import SftSections
 from trainer.data.plan import DataPlan
 from trainer.errors import ConfigurationError, NonFiniteError, StopRequestedError
+from trainer.eval_noise import RowLosses
+from trainer.evaluation import Evaluated, Evaluations, losses_by_row, row_losses
 from trainer.loss_spike import LossSpikeGuard
-from trainer.model import trainable_parameters
+from trainer.model import compute_dtype, trainable_parameters
 from trainer.moments import carry_moments
+from trainer.ranks import ALONE, Ranks, StepExchange, bins_of_rank, share_only_gradients
 from trainer.reporting import Reporter
 from trainer.schedule import lr_factor, warmup_steps
 from trainer.snapshots import open_snapshots
-from trainer.step_boundary import EvaluationInterruptedError, StepBoundary
-from trainer.step_state import StateCollector, read_optimiser_state
+from trainer.step_boundary import EvaluationInterruptedError, StepBoundary, StoppedEarlyError
+from trainer.step_state import StateCollector, random_state, read_optimiser_state, restore_random_state
 
 
 class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no types
     """One attempt at a run.
 
-    ``train_bins``/``eval_bins`` are collators over the training and the validation plan. ``start_step``
-    optimiser steps are done already; ``resumed`` is the manifest of the checkpoint to continue from
-    and ``resume_from`` its folder, both None for a fresh start.
+    ``train_bins``/``eval_bins`` are collators over the training and the validation plan, ``sample_bins`` one over some
+    training rows to compare the latter with. ``start_step`` optimiser steps are done already; ``resumed`` is the
+    manifest of the checkpoint to continue from and ``resume_from`` its folder, both None for a fresh start.
     """
 
     def __init__(
@@ -66,11 +71,14 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         reporter: Reporter,
         train_bins: BinCollator,
         eval_bins: BinCollator,
+        sample_bins: BinCollator,
+        evaluations: Evaluations,
         start_step: int,
         provenance: Provenance,
         resume_from: Path | None,
         resumed: Manifest | None,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.sections = sections
         self.reporter = reporter
@@ -79,14 +87,15 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self.provenance = provenance
         self.resume_from = resume_from
         self.eval_bins = eval_bins
+        self.sample_bins = sample_bins
+        self.evaluations = evaluations
         self.start_step = start_step
         self.tokens_done = resumed.tokens_seen if resumed else 0
         self.rows_done = resumed.rows_seen if resumed else 0
-        self.evaluated_at: tuple[int, float] | None = None
-        if resumed is not None and resumed.eval_loss is not None:
-            self.evaluated_at = (resumed.step, resumed.eval_loss)
         self.grad_norm_clipped: float | None = None
-        self.snapshots = open_snapshots(reporter)
+        self.ranks = ranks
+        self.exchange = StepExchange(ranks)
+        self.snapshots = open_snapshots(reporter) if ranks.first else None
         self._collector: StateCollector | None = None
         self._rows_fingerprint: str | None = None
         self._loss_spikes = LossSpikeGuard()
@@ -97,7 +106,11 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         super().__init__(
             model=model,
             args=_arguments(sections, reporter, self.plan.total_steps, device),
-            train_dataset=Dataset.from_dict({"bin": np.arange(first_bin, self.plan.total_bins)}),
+            train_dataset=Dataset.from_dict({
+                "bin": bins_of_rank(
+                    first_bin, self.plan.total_bins, sections.train.per_device_train_batch_size, ranks
+                )
+            }),
             data_collator=train_bins,
             processing_class=tokenizer,
             callbacks=[StepBoundary(self)],
@@ -106,12 +119,30 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         # SFTTrainer casts the adapter of a quantised model to bfloat16; take the fp32 values back.
         for name, parameter in trainable_parameters(self.model).items():
             parameter.data = adapter[name]
+        if ranks.size > 1:
+            share_only_gradients(self.model)
 
     # --- order and schedule -------------------------------------------------------------------
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> torch.utils.data.Sampler[int]:
         """In the plan's order: it is shuffled already, and starts at the resumed position."""
         return torch.utils.data.SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+
+    def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
+        if self.ranks.size == 1:  # a model that is divided among ranks must not be moved as a whole
+            super()._move_model_to_device(model, device)
+
+    def get_train_dataloader(self) -> Any:
+        if self.ranks.size == 1:
+            return super().get_train_dataloader()
+        # Not through accelerate, which would deal the batches out once more: these are this rank's own.
+        return torch.utils.data.DataLoader(
+            self.train_dataset,
+            batch_size=self.sections.train.per_device_train_batch_size,
+            sampler=self._get_train_sampler(),
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         total, train = self.plan.total_steps, self.sections.train
@@ -148,10 +179,20 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
     # --- the step -----------------------------------------------------------------------------
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
-        self.rows_done += inputs.pop("rows")
-        self.tokens_done += inputs.pop("tokens")
+        self.exchange.count(inputs.pop("rows"), inputs.pop("tokens"))
         self.reporter.beat()
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def end_step(self) -> None:
+        """Count what all ranks have trained on, and agree on whether to stop."""
+        rows, tokens = self.exchange.finish(self.reporter.stop_requested, random_state)
+        self.rows_done += rows
+        self.tokens_done += tokens
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Label tokens of the window over all ranks; gradients are averaged over them, so a rank has its share."""
+        items = super()._get_num_items_in_batch(batch_samples, device)
+        return items if self.ranks.size == 1 else items / self.ranks.size
 
     def compute_loss(
         self,
@@ -192,11 +233,14 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
 
     def _report_progress(self, logs: dict[str, float]) -> None:
         step = self.state.global_step
-        usual = self._loss_spikes.spike(logs["loss"])
-        if usual is not None:
-            self.reporter.warn(
-                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {usual:.3f} was usual; "
-                "look at the rows of this step, or lower train.learning_rate or train.max_grad_norm"
+        spike = self._loss_spikes.spike(logs["loss"])
+        if spike is not None:
+            lasts = "; it has stayed there since and is taken for the new range now" if spike.lasting else ""
+            self.reporter.event(
+                "alarm",
+                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {spike.usual:.3f} was "
+                f"usual{lasts}. Look at the rows of this step, or lower train.learning_rate or train.max_grad_norm",
+                what="loss_spike",
             )
         now = time.monotonic()
         then, tokens_then = self._rate_mark
@@ -218,6 +262,10 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             planned_steps=self.plan.total_steps,
         )
 
+    def remember_losses(self) -> None:
+        """What the loss-spike guard had seen before this attempt, so that resuming does not blind it."""
+        self._loss_spikes = LossSpikeGuard(entry["loss"] for entry in self.state.log_history if "loss" in entry)
+
     def restart_rate(self) -> None:
         """Tokens per second count from now on."""
         self._rate_mark = (time.monotonic(), self.tokens_done)
@@ -232,13 +280,16 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
     # --- evaluation ---------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader[Any]:
-        bins = [{"bin": index} for index in range(self.eval_bins.plan.total_bins)]
+        return self._bins_in_order(self.eval_bins)
+
+    def _bins_in_order(self, collator: BinCollator) -> torch.utils.data.DataLoader[Any]:
         size = self.sections.eval.per_device_eval_batch_size
+        bins = [{"bin": int(index)} for index in bins_of_rank(0, collator.plan.total_bins, size, self.ranks)]
         # A generator of its own: an iterator would otherwise draw its seed from the training's stream.
         return torch.utils.data.DataLoader(
             bins,  # type: ignore[arg-type]  # a list is a map-style data set
             batch_size=size,
-            collate_fn=self.eval_bins,
+            collate_fn=collator,
             generator=torch.Generator(),
         )
 
@@ -252,25 +303,42 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
     ) -> EvalLoopOutput:
         """Nats per label token over the whole validation set: sum over sum, not a mean of batch means."""
         started = time.monotonic()
-        nats, label_tokens, rows = 0.0, 0, 0
         with self.reporter.within(Phase.EVALUATING):
-            self.model.eval()
-            for inputs in dataloader:
-                if self.reporter.stop_requested:
-                    raise EvaluationInterruptedError
-                rows += inputs.pop("rows")
-                inputs.pop("tokens")
-                label_tokens += int((inputs["labels"][..., 1:] != head_loss.IGNORED).sum())
-                inputs = self._prepare_inputs(inputs)
-                with torch.no_grad(), self.compute_loss_context_manager():
-                    nats += float(self.compute_loss(self.model, inputs, num_items_in_batch=1))
-                self.reporter.beat()
-        loss = nats / label_tokens
-        self.evaluated_at = (self.state.global_step, loss)
-        seconds = self._leave_out_of_rate(started)
-        self.reporter.event("evaluation", eval_loss=loss, eval_tokens=label_tokens, seconds=round(seconds, 2))
-        metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_label_tokens": float(label_tokens)}
-        return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=rows)
+            losses = self._row_losses(self.eval_bins, dataloader)
+            sample = self._row_losses(self.sample_bins, self._bins_in_order(self.sample_bins))
+        self.evaluations.take(
+            self.state.global_step, Evaluated(losses, sample, seconds=self._leave_out_of_rate(started))
+        )
+        metrics = {
+            f"{metric_key_prefix}_loss": losses.loss,
+            f"{metric_key_prefix}_label_tokens": float(losses.label_tokens),
+        }
+        return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=len(losses.tokens))
+
+    def _row_losses(self, bins: BinCollator, batches: torch.utils.data.DataLoader[Any]) -> RowLosses:
+        """The loss of every row, without dropout. Raises EvaluationInterruptedError when asked to stop.
+
+        The ranks take turns with the batches.
+        """
+        found: list[tuple[int, float, int]] = []
+        batch_bins = self.sections.eval.per_device_eval_batch_size
+        bins_done = self.ranks.index * batch_bins
+        self.model.eval()
+        for inputs in batches:
+            if self.ranks.any(self.reporter.stop_requested):
+                raise EvaluationInterruptedError
+            rows = inputs.pop("rows")
+            inputs.pop("tokens")
+            prepared = self._prepare_inputs(dict(inputs))
+            with torch.no_grad(), self.compute_loss_context_manager():
+                losses = self.compute_loss(self.model, {**prepared, "per_token": True}, num_items_in_batch=1)
+            of_batch = list(losses_by_row(bins, bins_done, inputs, losses))
+            if len(of_batch) != rows:
+                raise AssertionError(f"{rows} rows went into a batch and {len(of_batch)} came out")
+            found += of_batch
+            bins_done += self.ranks.size * batch_bins
+            self.reporter.beat()
+        return row_losses(bins.rows, [entry for part in self.ranks.gather(found) for entry in part])
 
     def evaluate_first(self) -> None:
         """An evaluation before any step. What was resumed from gets its result: it may be the best checkpoint."""
@@ -278,8 +346,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             self.evaluate()
         except EvaluationInterruptedError:
             raise StopRequestedError("asked to stop during the first evaluation; nothing new to save") from None
-        if self.resume_from is not None and self.evaluated_at is not None:
-            add_eval_loss(self.resume_from, self.evaluated_at[1])
+        if self.resume_from is not None and self.ranks.first:
+            add_eval_loss(self.resume_from, self.evaluations.standing.loss, self.evaluations.standing.stderr)
 
     def only_evaluate(self) -> None:
         """Make up for the evaluation after the last step; there is nothing left to train."""
@@ -293,13 +361,15 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         """Whether an evaluation belongs to this step and has not been done yet."""
         every = self.sections.eval.eval_steps or self.reporter.spec.save_steps
         due = self.sections.eval.eval_on_start if step == 0 else step % every == 0 or step >= self.plan.total_steps
-        return due and (self.evaluated_at is None or self.evaluated_at[0] != step)
+        return due and self.evaluations.standing.step != step
 
     # --- checkpoints --------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().train(*args, **kwargs)
+        except StoppedEarlyError:
+            return None
         finally:
             if self.snapshots is not None:
                 self.snapshots.close()
@@ -312,6 +382,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             self.control.should_training_stop = True
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        if not self.ranks.first:
+            return
         step = self.state.global_step
         final = self.reporter.paths.checkpoint(step, self.reporter.spec.lineage)
         if final.exists():
@@ -338,7 +410,10 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             self._collector = StateCollector(model, self.optimizer, self.lr_scheduler)
         self.state.log_history = trim_log_history(self.state.log_history)
         step = self.state.global_step
-        return self._collector.collect(self.state, self.progress(), lambda: self.position_at(step))
+        position = functools.partial(self.position_at, step)
+        return self._collector.collect(
+            self.state, self.progress(), position, self.evaluations.encoded, self.exchange.rng_of_others
+        )
 
     def take_snapshot(self, *, interim: bool) -> None:
         """Hand the present step to the snapshots. ``interim``: no save is due at it."""
@@ -347,6 +422,12 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_rng_state(self, checkpoint: str) -> None:
+        if self.ranks.size == 1:
+            super()._load_rng_state(checkpoint)
+        elif (path := Path(checkpoint) / rng_file(self.ranks.index)).is_file():
+            restore_random_state(path)
 
     def epoch_at(self, step: int) -> float:
         """Passes over the training rows done after ``step`` optimiser steps."""
@@ -358,14 +439,16 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         return DataPosition(self.plan.spec.segments, step, self.plan.fingerprint(self._rows_fingerprint, step))
 
     def progress(self) -> Progress:
-        step = self.state.global_step
+        step, standing = self.state.global_step, self.evaluations.standing
+        evaluated = standing.step == step
         return Progress(
             step=step,
             planned_steps=self.plan.total_steps,
             tokens_seen=self.tokens_done,
             rows_seen=self.rows_done,
             epoch=self.epoch_at(step),
-            eval_loss=self.evaluated_at[1] if self.evaluated_at and self.evaluated_at[0] == step else None,
+            eval_loss=standing.loss if evaluated else None,
+            eval_loss_stderr=standing.stderr if evaluated else None,
         )
 
 
@@ -381,7 +464,7 @@ def check_trackers(names: list[str]) -> None:
 def _arguments(sections: SftSections, reporter: Reporter, total_steps: int, device: torch.device) -> SFTConfig:
     train = sections.train
     cpu = device.type == "cpu"
-    bf16 = not cpu and sections.model.dtype != "float32"
+    bf16 = compute_dtype(sections.model, device) is torch.bfloat16
     return SFTConfig(
         output_dir=str(reporter.paths.attempt(reporter.spec.attempt).root / "trainer"),
         max_steps=total_steps,
@@ -391,6 +474,7 @@ def _arguments(sections: SftSections, reporter: Reporter, total_steps: int, devi
         per_device_train_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=train.gradient_accumulation_steps,
         gradient_checkpointing=train.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         optim=train.optim,
         adam_beta1=train.adam_beta1,
         adam_beta2=train.adam_beta2,
@@ -411,6 +495,10 @@ def _arguments(sections: SftSections, reporter: Reporter, total_steps: int, devi
         dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=not cpu,
         disable_tqdm=True,
+        # Looking for unused parameters keeps DDP from regrouping the gradients after an attempt's first step: they are
+        # summed in the same order in a resumed attempt.
+        ddp_find_unused_parameters=True,
+        ddp_broadcast_buffers=False,
     )
 
 

@@ -8,7 +8,7 @@ import functools
 import random
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,18 @@ class StateCollector:
         self._adapter_config = _adapter_config(model)
         self._adapter: dict[str, torch.Tensor] = {**_adapter_parameters(model)}
 
-    def collect(self, state: TrainerState, progress: Progress, position: Callable[[], DataPosition]) -> StepState:
-        """References to the live tensors, copies of everything else. Draws no random number."""
+    def collect(
+        self,
+        state: TrainerState,
+        progress: Progress,
+        position: Callable[[], DataPosition],
+        evaluations: bytes,
+        rng_of_others: Sequence[Mapping[str, Any]] = (),
+    ) -> StepState:
+        """References to the live tensors, copies of everything else. Draws no random number.
+
+        ``rng_of_others``: the random states of the ranks after this one.
+        """
         moments: dict[str, torch.Tensor] = {}
         rest = take_out_tensors(self._optimiser.state_dict(), "", moments)
         return StepState(
@@ -58,6 +68,8 @@ class StateCollector:
             adapter_config=self._adapter_config,
             progress=progress,
             position=functools.cache(position),
+            evaluations=evaluations,
+            rng_of_others=tuple(rng_of_others),
         )
 
 
@@ -91,6 +103,16 @@ def random_state() -> dict[str, Any]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states
+
+
+def restore_random_state(path: Path) -> None:
+    """Of one rank of several, whose GPU is the current one."""
+    states = torch.load(path, weights_only=False)
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.random.set_rng_state(states["cuda"])
 
 
 def _plain(state: TrainerState) -> dict[str, Any]:

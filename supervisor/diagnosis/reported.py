@@ -10,6 +10,7 @@ from supervisor.diagnosis.weigh import weigh
 from supervisor.protocol.attempt import EXIT_CODES, ExitKind, ExitReport
 
 PLANNED_FIGURES = ("steps", "tokens", "rows")
+_ALL_DONE = "All planned steps, tokens and rows are done."
 
 
 def from_report(evidence: Evidence, report: ExitReport) -> Verdict:
@@ -64,9 +65,16 @@ def _bare_completion(report: ExitReport) -> Verdict:
     if short := unfulfilled(report, figures):
         cause = f"The command says completed, but {'; '.join(short)}."
         return Verdict(FailureKind.COMPLETED_EARLY, 1.0, cause, report.evidence)
+    if report.stopped_early:
+        return Verdict(FailureKind.COMPLETED, 0.95, _sentence(report))
     unknown = [name for name in PLANNED_FIGURES if name not in figures]
     not_told = f" Planned {' and '.join(unknown)} are not known here." if unknown else ""
     return Verdict(FailureKind.COMPLETED, 0.95, f"All planned {', '.join(figures)} are done.{not_told}")
+
+
+def _sentence(report: ExitReport) -> str:
+    text = report.stopped_early.strip()
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _completion(evidence: Evidence, report: ExitReport) -> Verdict:
@@ -81,7 +89,8 @@ def _completion(evidence: Evidence, report: ExitReport) -> Verdict:
             )
         short = [*short, f"it ended with {ended}"]
     elif not short and evidence.final_verified:
-        return Verdict(FailureKind.COMPLETED, 1.0, "All planned steps, tokens and rows are done.")
+        done = f"{_sentence(report)} Everything up to there is done." if report.stopped_early else _ALL_DONE
+        return Verdict(FailureKind.COMPLETED, 1.0, done)
     if not evidence.final_verified:
         short = [*short, "there is no verified checkpoint of the last planned step"]
     return Verdict(

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from supervisor.process.identity import parse_stat, read_stat
@@ -47,16 +47,24 @@ def catches(pid: int, number: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-def capture(pids: Sequence[int], stacks: Path) -> str:
+def capture(pids: Sequence[int], stacks: Path, ranks: Mapping[int, int] | None = None) -> str:
     """Everything about where these processes stand, as text; what the trainer itself writes stays in ``stacks``.
 
-    The first of ``pids`` is the trainer. The rest is appended to the file, so that one file holds it all.
+    The first of ``pids`` is the trainer, ``ranks`` are those that train with it. The rest is appended to the file, so
+    that one file holds it all.
     """
     told = _own_stacks(pids[0], stacks) if pids else ""
+    for pid, rank in (ranks or {}).items():
+        _append(stacks, f"--- rank {rank}, process {pid}:\n")
+        _own_stacks(pid, stacks)
     text = "".join(kernel_view(pid) for pid in pids)
-    with open(stacks, "a", encoding="utf-8") as file:
-        file.write(text)
+    _append(stacks, text)
     return told
+
+
+def _append(path: Path, text: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _own_stacks(pid: int, stacks: Path) -> str:

@@ -12,6 +12,9 @@ from supervisor.protocol.atomic import write_atomic
 SPEC_VARIABLE = "MENS_ATTEMPT"
 """Environment variable with the path of the attempt's ``attempt.json``."""
 
+LAUNCHER_VARIABLE = "MENS_LAUNCHER"
+"""In the environment of a rank, one of several processes of a training: the pid of the trainer that started it."""
+
 
 class AttemptSpec(msgspec.Struct, frozen=True):
     """``attempts/0003/attempt.json``: everything a trainer needs to take its part.
@@ -19,6 +22,8 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     ``resume_from`` is a verified checkpoint folder or None for step 0, ``resume_step`` its step. ``accepted_changes``
     names differences to the checkpoint (see Manifest.identity) that the user or a relief has accepted. ``snapshots`` is
     a folder in shared memory for the state after every optimiser step (see snapshot.py), None for no snapshots.
+    ``force_overfit``: the user has accepted that the data is passed over too often. ``processes``: how many train
+    together on this machine, ``strategy`` how (ddp, fsdp); the trainer starts them itself.
     """
 
     run_dir: str
@@ -30,6 +35,9 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     accepted_changes: tuple[str, ...] = ()
     snapshots: str | None = None
     resume_step: int | None = None
+    force_overfit: bool = False
+    processes: int = 1
+    strategy: str = "ddp"
 
 
 class ExitKind(enum.StrEnum):
@@ -74,7 +82,9 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """``exit.json``: the trainer's last words.
 
     ``done``/``planned`` hold ``steps``, ``tokens`` and ``rows`` so that the supervisor can check
-    that "completed" is true. ``evidence`` are the lines (of a traceback, a log) behind ``message``.
+    that "completed" is true. ``evidence`` are the lines (of a traceback, a log) behind ``message``. ``stopped_early``
+    says why a completed training ended before the last step that was planned at first; ``planned`` is then what it
+    came down to.
     """
 
     kind: ExitKind
@@ -84,6 +94,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: tuple[str, ...] = ()
     planned: dict[str, int] = {}
     done: dict[str, int] = {}
+    stopped_early: str = ""
 
 
 def write_spec(path: Path, spec: AttemptSpec) -> None:

@@ -27,7 +27,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     ``files``: every other file of the checkpoint, by path relative to it.
     ``identity``: what a resumed run must agree with (data, base, template, adapter, ...), each a
     short readable value or a digest. ``finite``: the writer has seen only finite weights and moments.
-    ``eval_loss``: token-weighted, in nats per token, when an evaluation ended at this very step.
+    ``eval_loss``: token-weighted, in nats per token, when an evaluation ended at this very step, ``eval_loss_stderr``
+    its standard error where that is known.
     ``interim``: no save was due at this step; retention keeps it only as long as it is the newest.
     """
 
@@ -46,6 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: dict[str, str]
     eval_loss: float | None = None
     interim: bool = False
+    eval_loss_stderr: float | None = None
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,14 @@ class AttemptPaths:
         """Where the trainer shows the stacks of its threads when asked; there only if it can."""
         return self.root / "stacks.txt"
 
+    def rank_report(self, rank: int) -> Path:
+        """The exit report of one of several processes; the launcher makes ``exit.json`` of all of them."""
+        return self.root / f"exit-rank-{rank}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """The output of a rank other than 0."""
+        return self.root / f"rank-{rank}.log"
+
     @property
     def diagnosis(self) -> Path:
         return self.root / "diagnosis.json"

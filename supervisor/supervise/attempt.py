@@ -95,6 +95,9 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
             resume_step=resume.step if resume else None,
             save_steps=config.own.checkpoint.save_steps,
             accepted_changes=_still_accepted(run, resume),
+            force_overfit=state.force_overfit,
+            processes=config.own.launch.processes,
+            strategy=config.own.launch.strategy,
             snapshots=None if foreign_kind(run) else fresh_home(run),
         ),
     )

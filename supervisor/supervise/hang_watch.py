@@ -8,6 +8,7 @@ from supervisor.diagnosis.values import Hang
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.identity import ProcStat, read_stat
 from supervisor.process.leftovers import processes_of
+from supervisor.process.ranks import other_ranks
 from supervisor.process.stacks import busy_seconds, capture, kernel_view, main_frames, moved_bytes, state_words
 from supervisor.process.stop import StopPlan
 from supervisor.protocol.heartbeat import Heartbeat, read_heartbeat
@@ -83,14 +84,17 @@ class HangWatch:
         self, process: RunningTrainer, pid: int, stat: ProcStat | None, found: Judgement, beat: Heartbeat | None
     ) -> Hang:
         how, cores = self._how(pid, stat)
+        attempt = processes_of(self._paths.spec)
+        ranks = other_ranks(process.pid, pid, attempt)
+        how += "".join(_held_up(rank, other) for other, rank in ranks.items())
         phase = found.phase.name.lower()
         where = f"while {phase.replace('_', ' ')}" if beat is not None else "before its first heartbeat"
         silence = f"silent for {found.silent:.0f} s where {found.limit:.0f} s are allowed"
         cause = f"It stopped making progress {where}: {silence}; {how}."
         kernel = [line for line in kernel_view(pid).splitlines() if line.startswith(f"thread {pid} ")]
         try:
-            others = [other for other in processes_of(self._paths.spec) if other != pid]
-            frames = main_frames(capture([pid, *others], self._paths.stacks))
+            others = [other for other in attempt if other != pid]
+            frames = main_frames(capture([pid, *others], self._paths.stacks, ranks))
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
@@ -124,6 +128,13 @@ class HangWatch:
         if cores >= BUSY_CORES:
             return "it was busy on the CPU all the time", cores
         return "it slept", cores
+
+
+def _held_up(rank: int, pid: int) -> str:
+    """What keeps another rank, for which the one that beats may wait; empty when nothing of that kind does."""
+    stat = read_stat(pid)
+    held = stat is not None and (stat.state in _STOPPED or stat.state == "D")
+    return f", and rank {rank} (process {pid}) is {state_words(stat.state)}" if held and stat is not None else ""
 
 
 def _duration(seconds: float) -> str:

@@ -32,6 +32,7 @@ from supervisor.relief.ledger import forgiven, place
 from supervisor.relief.policy import Decision, PolicyInput, Relaunch, StepBack, Stop, WaitForGpu, decide
 from supervisor.sensors.disk import FULL_ERRORS
 from supervisor.state import Failure, Outcome
+from supervisor.supervise.admission import admit
 from supervisor.supervise.attempt import (
     TICK_SECONDS,
     Ended,
@@ -228,6 +229,10 @@ class _Loop:
             return self._decide(lacking, prepared.good, foreseen=True)
         if self.stop.poll():
             return Stop(Outcome.STOPPED, "Stopped on request before the next attempt.")
+        if self.launches == 0 and (refused := admit(run, self._going_on)) is not None:
+            return refused
+        if self.stop.poll():
+            return Stop(Outcome.STOPPED, "Stopped on request before the first attempt.")
         state.attempt += 1
         paths = prepare_attempt(run, prepared.resume)
         self.resumed_step = prepared.resume.step if prepared.resume else None
@@ -258,6 +263,11 @@ class _Loop:
         found = diagnose(evidence)
         record(run, found, evidence, str(ended.status), ended.leftovers)
         return self._decide(found, follower.good, stop_requested=ended.stop_requested)
+
+    def _going_on(self) -> bool:
+        """Whether what the supervisor waits for is still wanted; keeps the view alive meanwhile."""
+        self.on_tick()
+        return not self.stop.poll()
 
     def _final_verified(self, planned_steps: int) -> bool:
         return planned_checkpoint(self.run.paths, self.run.state.lineage, planned_steps) is not None

@@ -38,7 +38,7 @@ class RunRequest:
 
     ``max_attempts`` None takes limits.max_attempts. ``accept_changes``: dotted keys whose new value
     is taken over although the run began with another one. ``authorize_hours``: may be used in all, beyond
-    limits.max_hours.
+    limits.max_hours. ``force_overfit``: the data may be passed over more often than the trainer would allow.
     """
 
     config: LoadedConfig | None
@@ -46,6 +46,7 @@ class RunRequest:
     max_attempts: int | None = None
     accept_changes: tuple[str, ...] = ()
     authorize_hours: float | None = None
+    force_overfit: bool = False
 
 
 @dataclass
@@ -169,6 +170,7 @@ def _create(paths: RunPaths, request: RunRequest) -> Run:
         kind=config.kind.name,
         max_attempts=request.max_attempts or config.own.limits.max_attempts,
         authorized_hours=request.authorize_hours,
+        force_overfit=request.force_overfit,
         supervisor_pid=os.getpid(),
         started=time.time(),
     )
@@ -176,6 +178,7 @@ def _create(paths: RunPaths, request: RunRequest) -> Run:
     run.journal.hold_reserve()
     run.journal.save()
     run.journal.event("run_started", f"run {state.id} of kind {state.kind}", max_attempts=state.max_attempts)
+    _announce_overfit(run, request)
     return run
 
 
@@ -196,6 +199,7 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
     changes = _take_over(run, request) if request.config else []
     run.left_at = state.updated
     state.authorized_hours = request.authorize_hours or state.authorized_hours
+    state.force_overfit = request.force_overfit or state.force_overfit
     if state.outcome is not Outcome.RUNNING:  # else a trainer may live, which the wall has to stop
         _check_hours(state, run.config)
     run.journal.hold_reserve()
@@ -204,7 +208,7 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
     run.cut_short = state.outcome is Outcome.RUNNING
     if not run.cut_short:
         state.settled = state.attempt
-    run.taken_over = bool(changes or request.accept_changes)
+    run.taken_over = bool(changes or request.accept_changes or request.force_overfit)
     run.adoptable = _is_of_this_configuration(run)
     if run.taken_over or not run.cut_short:
         # Whom a supervisor left by dying goes on with the attempts that it had.
@@ -220,7 +224,13 @@ def _continue(paths: RunPaths, request: RunRequest) -> Run:
     )
     for patch in changes:
         run.journal.event("change_accepted", _shown(patch), key=patch.key)
+    _announce_overfit(run, request)
     return run
+
+
+def _announce_overfit(run: Run, request: RunRequest) -> None:
+    if request.force_overfit:
+        run.journal.event("overfit_forced", "--force-overfit: the data may be passed over as often as is planned")
 
 
 def _is_of_this_configuration(run: Run) -> bool:

@@ -150,6 +150,10 @@ class Spare:
 
     def _start(self) -> None:
         run = self._run
+        if (processes := run.config.own.launch.processes) > 1:
+            what = f"the training has {processes} processes, and a standby replaces only one"
+            self._say("standby_skipped", f"no standby is made ready: {what}; a relaunch will take longer")
+            return
         free = self._free_memory()
         if isinstance(free, Unknown):
             self._say("standby_skipped", f"no standby is made ready, for the free memory is unknown: {free.reason}")

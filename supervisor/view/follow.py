@@ -46,6 +46,7 @@ class RunView:
     disk_free_bytes: int | None
     supervisor_alive: bool
     sensors: SensorReport | None = None
+    eval_loss_stderr: float | None = None
 
     @property
     def running(self) -> bool:
@@ -96,6 +97,7 @@ class _History:
     progress: dict[str, Any] = field(default_factory=dict)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     eval_loss: tuple[int | None, float] | None = None
+    eval_loss_stderr: float | None = None
     recent: deque[Event] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
 
     def add(self, events: Iterable[Event]) -> None:
@@ -112,6 +114,7 @@ class _History:
     def add_evaluation(self, event: Event) -> None:
         if (loss := number(event.data, "eval_loss")) is not None:
             self.eval_loss = (event.step, loss)
+            self.eval_loss_stderr = number(event.data, "eval_loss_stderr")
 
     def _add_progress(self, event: Event) -> None:
         self.progress = event.data
@@ -145,6 +148,7 @@ class Follower:
             progress=self._history.progress,
             losses=tuple(self._history.losses),
             eval_loss=self._history.eval_loss,
+            eval_loss_stderr=self._history.eval_loss_stderr,
             new_events=tuple(events),
             recent_events=tuple(self._history.recent),
             trainer_rss_bytes=_resident_bytes(state, heartbeat),

@@ -14,7 +14,7 @@ from supervisor.sensors.disk import human_bytes
 from supervisor.view.follow import RunView
 from supervisor.view.resources import resource_parts
 from supervisor.view.text import clean, count, duration, progress_bar, sparkline
-from supervisor.view.wording import clock, describe, is_alarming, number
+from supervisor.view.wording import clock, describe, is_alarming, number, with_noise
 
 MAX_WIDTH = 160
 SHOWN_EVENTS = 6
@@ -101,7 +101,7 @@ def _loss(view: RunView, width: int, unicode: bool) -> Text:
     end = ""
     if view.eval_loss is not None:
         step, value = view.eval_loss
-        end = f" eval {value:.4f}" + ("" if step is None else f" (step {step})")
+        end = f" eval {with_noise(value, view.eval_loss_stderr)}" + ("" if step is None else f" (step {step})")
     room = width - len(label) - len(end)
     line = Text(label)
     line.append(sparkline([value for _, value in view.losses], room, unicode=unicode), "magenta")

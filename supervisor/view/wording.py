@@ -15,17 +15,16 @@ _ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_de
 _WHOLE_SENTENCES = frozenset(
     {
         "adopted", "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined",
-        "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "run_continued", "standby_discarded",
-        "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still", "stop_requested",
-        "stray_trainer", "stray_trainer_ended", "trainer_stopped",
-        "waited", "waiting",
+        "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "rank_ended", "run_continued",
+        "standby_discarded", "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still",
+        "stop_requested", "stray_trainer", "stray_trainer_ended", "trainer_stopped", "waited", "waiting",
     }
 )  # fmt: skip
 """Their messages need no label."""
 _ALARMING = frozenset(
     {
         "alarm", "attempt_ended", "checkpoint_quarantined", "disk_forecast", "disk_low", "failure", "hang",
-        "quarantine", "relief", "time_wall", "trainer_stopped", "waiting", "warning",
+        "quarantine", "rank_ended", "relief", "time_wall", "trainer_stopped", "waiting", "warning",
     }
 )  # fmt: skip
 MAX_CHARACTERS = 600
@@ -61,6 +60,11 @@ def number(data: Mapping[str, Any], key: str) -> float | None:
     return value
 
 
+def with_noise(value: float, stderr: float | None) -> str:
+    """A figure and, where it is known, its standard error."""
+    return f"{value:.4f}" + ("" if stderr is None else f" ± {stderr:.4f}")
+
+
 def _special(event: Event) -> str | None:
     data, step = event.data, event.step
     match event.kind:
@@ -73,7 +77,9 @@ def _special(event: Event) -> str | None:
             loss = number(data, "eval_loss")
             tokens = _counted(data, "eval_tokens", "tokens")
             where = "" if step is None else f"step {step}, "
-            return None if loss is None else f"{where}loss {loss:.4f}" + (f" over {tokens}" if tokens else "")
+            verdict = f", {clean(event.message)}" if event.message else ""
+            shown = "" if loss is None else f"{where}loss {with_noise(loss, number(data, 'eval_loss_stderr'))}"
+            return f"{shown}{f' over {tokens}' if tokens else ''}{verdict}" if shown else None
         case "checkpoint":
             size, seconds = number(data, "bytes"), number(data, "seconds")
             size_text = "" if size is None else f", {human_bytes(int(size))}"

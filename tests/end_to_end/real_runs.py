@@ -33,11 +33,13 @@ QUICK: Mapping[str, Any] = {
     "model.base": "random:1x64",
     "data.sources": [{"type": "python_declarations", "path": "stdlib", "max_rows": 120}],
     "data.validation.max_rows": 2,
+    "eval.min_delta": 1000.0,  # two rows can show nothing smaller
     "train.max_steps": 12,
     "train.max_length": 96,
     "checkpoint.save_steps": 2,
     "checkpoint.keep": 9,
     "limits.backoff_seconds": 0.0,
+    "limits.admission": "off",
 }
 """configs/tiny.yaml made smaller still: 12 steps, six checkpoints."""
 

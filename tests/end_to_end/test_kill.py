@@ -24,7 +24,7 @@ from real_runs import (
 
 from supervisor.protocol.heartbeat import Phase
 
-PLAIN: Mapping[str, Any] = {"limits.backoff_seconds": 0.0}
+PLAIN: Mapping[str, Any] = {"limits.backoff_seconds": 0.0, "limits.admission": "off"}
 """configs/tiny.yaml as it is."""
 HARD: Mapping[str, Any] = {
     **PLAIN,

@@ -106,6 +106,16 @@ def interim(step: int) -> CheckpointInfo:
     return info(step, interim=True)
 
 
+# proves TRN-8: the lowest evaluation loss; of equal ones the earlier, which has been trained on less
+def test_the_best_has_the_lowest_loss_and_is_the_earlier_on_a_tie(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    losses = {5: 2.0, 10: 1.5, 15: 1.5, 20: 1.75, 25: None}
+    infos = [inspect_checkpoint(save(paths, step, loss)) for step, loss in losses.items()]
+    best = best_checkpoint(infos)
+    assert best is not None and best.step == 10
+    assert best_checkpoint(infos[-1:]) is None
+
+
 # proves SUP-13: retention keeps the newest, the best and the protected ones
 @pytest.mark.parametrize(
     ("infos", "keep", "best", "protected", "deleted"),

@@ -32,3 +32,16 @@ def test_an_exception_the_trainer_has_no_kind_for(exception: str, kind: str, ret
     assert found.kind.value == kind
     assert retryable is None or found.retryable is retryable
     assert kind == "program_error" or FailureKind.PROGRAM_ERROR in found.also
+
+
+# proves SUP-15: a training that ended early on purpose is completed and never called done as planned
+def test_a_training_that_stopped_early_says_so() -> None:
+    done = {"steps": 3, "tokens": 900, "rows": 24}
+    why = "stopped early at optimiser step 3 of 8: no gain in 3 evaluations"
+    report = ExitReport(ExitKind.COMPLETED, why, step=3, planned=done, done=done, stopped_early=why)
+    found = diagnose(Evidence(report, 0, None, "", None, final_verified=True))
+    assert found.kind is FailureKind.COMPLETED
+    assert found.explanation.startswith("Stopped early at optimiser step 3 of 8: no gain in 3 evaluations.")
+    assert "All planned" not in found.explanation
+    without = diagnose(Evidence(report, 0, None, "", None, final_verified=False))
+    assert without.kind is FailureKind.COMPLETED_EARLY

@@ -413,3 +413,18 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     loaded = config(launch={"python": "/nonexistent/python"})
     assert run(loaded, tmp_path / "r") is Outcome.GAVE_UP
     assert "launch.python" in state(tmp_path / "r").explanation
+
+
+# proves TRN-14: the word of the command line reaches the trainer, is kept for later calls and stands in the log
+def test_force_overfit_is_recorded_and_passed_on(tmp_path: Path) -> None:
+    fault = {"at": 5, "do": "fail", "kind": "data_error", "message": "rows.jsonl:17: no answer", "attempt": 1}
+    place = tmp_path / "r"
+    run(config(), tmp_path / "plain")
+    assert not read_spec(RunPaths(tmp_path / "plain").attempt(1).spec).force_overfit
+    run(config(fault), place, force_overfit=True)
+    assert state(place).force_overfit
+    assert read_spec(RunPaths(place).attempt(1).spec).force_overfit
+    assert len(events(place, "overfit_forced")) == 1
+    run(None, place)
+    assert read_spec(RunPaths(place).attempt(state(place).attempt).spec).force_overfit
+    assert len(events(place, "overfit_forced")) == 1

@@ -25,7 +25,7 @@ from trainer.step_state import read_optimiser_state
 
 CONTENTS = {"adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "optimizer.json",
             "scheduler.pt", "rng_state.pth", "trainer_state.json", "data_plan.json", "run_config.json", "template.json",
-            "chat_template.jinja", "manifest.json"}  # fmt: skip
+            "chat_template.jinja", "evaluations.json", "sources.json", "manifest.json"}  # fmt: skip
 
 
 # proves TRN-12

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import Attempt
+from tiny_runs import Attempt, distance
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trainer import head_loss
 from trainer.base_model import locate
 from trainer.collate import BinCollator
+from trainer.config import LoraSection
 from trainer.head_loss import IGNORED
+from trainer.model import add_adapter, trainable_parameters
 
 KERNELS = ["sdpa", "eager"]
 SAME = 1e-4
@@ -118,3 +120,77 @@ def test_no_label_crosses_a_document_border(packed: tuple[BinCollator, tuple[int
     collator, bins = packed
     batch = batch_of(collator, *bins)
     assert (batch["labels"][batch["position_ids"] == 0] == IGNORED).all()
+
+
+# --- what is learnt ---------------------------------------------------------------------------------
+
+SAME_GRADIENT = 1e-5
+"""Relative to the largest entry of a matrix's gradient."""
+
+
+def adapted(kernel: str) -> PreTrainedModel:
+    """The sharp model with an adapter whose two matrices both matter, so that both get a gradient."""
+    model = add_adapter(sharp(kernel), LoraSection(r=4, lora_alpha=8, lora_dropout=0.0), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in trainable_parameters(model).items():
+        if "lora_B" in name:
+            parameter.data.normal_(0.0, 0.05, generator=generator)
+    return model
+
+
+def loss_and_gradients(model: PreTrainedModel, batches: list[dict[str, Any]]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Summed over the batches, in nats."""
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = model(**batch, use_cache=False, summed_loss=True)
+        loss.backward()
+        total += float(loss)
+    found = {name: p.grad.clone() for name, p in trainable_parameters(model).items() if p.grad is not None}
+    assert len(found) == len(trainable_parameters(model)) and all(float(g.abs().max()) > 0 for g in found.values())
+    return total, found
+
+
+def one_by_one(collator: BinCollator, bins: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Every document of the bins as a batch of its own, without padding and without position ids."""
+    batches = []
+    for index in bins:
+        for row in collator.plan.bin(index):
+            fitted = collator.rows.fitted(int(row), collator.plan.max_length_of_bin(index))
+            ids = torch.tensor(fitted.ids.tolist())[None]
+            labels = torch.where(torch.tensor(fitted.labels)[None], ids, torch.tensor(IGNORED))
+            batches.append({"input_ids": ids, "labels": labels})
+    return batches
+
+
+# proves TRN-11: packed, flattened and one document at a time, the very same is learnt
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("flatten", [False, True])
+def test_packing_changes_neither_loss_nor_gradients(
+    packed: tuple[BinCollator, tuple[int, ...]], kernel: str, flatten: bool
+) -> None:
+    collator, bins = packed
+    model = adapted(kernel)
+    together = batch_of(BinCollator(collator.rows, collator.plan, collator.pad_token_id, flatten), *bins)
+    packed_loss, packed_gradients = loss_and_gradients(model, [together])
+    loss, gradients = loss_and_gradients(model, one_by_one(collator, bins))
+    assert packed_loss == pytest.approx(loss, rel=1e-5)
+    assert distance(gradients, packed_gradients) < SAME_GRADIENT
+
+
+# proves TRN-11: what the tolerance above would catch, an attention mask of ones among it
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("broken", ["mask of ones", "running positions"])
+def test_documents_that_see_each_other_learn_something_else(
+    packed: tuple[BinCollator, tuple[int, ...]], kernel: str, broken: str
+) -> None:
+    collator, bins = packed
+    model = adapted(kernel)
+    together = batch_of(collator, *bins)
+    if broken == "mask of ones":
+        together["attention_mask"] = torch.ones_like(together["input_ids"])
+    else:
+        together["position_ids"] = torch.arange(together["input_ids"].shape[1]).expand_as(together["input_ids"])
+    _, wrong = loss_and_gradients(model, [together])
+    _, gradients = loss_and_gradients(model, one_by_one(collator, bins))
+    assert distance(gradients, wrong) > 1000 * SAME_GRADIENT

@@ -94,13 +94,22 @@ class Tiny:
     def run(self, run_dir: str, changes: Mapping[str, Any] | None = None, **options: Any) -> Attempt:
         return run(self.root / run_dir, self.sections(changes), **options)
 
-    def prepare(self, run_dir: str, changes: Mapping[str, Any] | None = None, save_steps: int = 1000) -> Path:
+    def prepare(
+        self,
+        run_dir: str,
+        changes: Mapping[str, Any] | None = None,
+        save_steps: int = 1000,
+        force_overfit: bool = False,
+    ) -> Path:
         """Write what a supervisor writes before it launches ``python -m trainer``; returns attempt.json."""
         paths = RunPaths(self.root / run_dir)
         files = paths.attempt(1)
         files.root.mkdir(parents=True)
         files.effective.write_text(json.dumps(self.with_changes(changes)), encoding="utf-8")  # JSON is YAML
-        write_spec(files.spec, AttemptSpec(str(paths.root), 1, 1, str(files.effective), None, save_steps))
+        spec = AttemptSpec(
+            str(paths.root), 1, 1, str(files.effective), None, save_steps, force_overfit=force_overfit
+        )
+        write_spec(files.spec, spec)
         return files.spec
 
 
@@ -155,6 +164,7 @@ def run(
     seen: Attempt | None = None,
     reporter_class: type[Reporter] = Reporter,
     snapshots: Path | None = None,
+    force_overfit: bool = False,
 ) -> Attempt:
     """One attempt, like ``python -m trainer`` without the process.
 
@@ -165,7 +175,7 @@ def run(
     attempt.paths.attempt(number).root.mkdir(parents=True, exist_ok=True)
     spec = AttemptSpec(
         str(run_dir), number, 1, "unused", str(resume_from) if resume_from else None, save_steps, accepted,
-        str(snapshots) if snapshots else None,
+        str(snapshots) if snapshots else None, force_overfit=force_overfit,
     )  # fmt: skip
 
     class Kept(trainer_class):  # type: ignore[misc,valid-type]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from supervisor.jobs import Problem
-from trainer.data.keys import response_key
+from trainer.data.built import built_corpus, missing_sources, source_name, unready, weighted
+from trainer.data.groups import group_names, near_duplicates
+from trainer.data.keys import CLUSTER_FIELD, response_key
 from trainer.data.messages import BadRow, Row
+from trainer.data.near_duplicates import duplicate_parts
 from trainer.data.render import Rendered, Renderer
 from trainer.data.sources import MAX_SHOWN_PROBLEMS, Source, read_source, row_problem
 from trainer.data.split import SplitError, rows_of_fraction, split
@@ -57,12 +60,23 @@ class BadRows:
 
 
 @dataclass(frozen=True)
+class SourceDigest:
+    """What one source gave: ``digest`` covers the ids and labels of its ``rows`` usable rows, in order."""
+
+    path: str
+    rows: int
+    digest: str
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
 class CorpusReport:
     """What became of the rows. Counts of tokens are before fitting unless they say otherwise.
 
     ``read`` = ``rows`` + ``validation_rows`` + what was dropped. ``trimmed_*`` is what ``max_length`` costs the
     training rows; ``histogram`` counts them by length in bins of 64 tokens (see TokenRows.histogram).
-    ``leaked_rows`` are training rows dropped because the validation file has their answer.
+    ``leaked_rows`` are training rows dropped because the validation file has their answer or a near duplicate of
+    them. ``groups`` counts rows as one that have the same answer or are near duplicates.
     """
 
     read: int
@@ -70,6 +84,7 @@ class CorpusReport:
     tokens: int
     label_tokens: int
     unique_responses: int
+    groups: int
     validation_rows: int
     validation_tokens: int
     validation_label_tokens: int
@@ -85,6 +100,7 @@ class CorpusReport:
     fitted_tokens: int
     longest_row: int
     histogram: list[int]
+    sources: tuple[SourceDigest, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the ``corpus`` event."""
@@ -93,11 +109,15 @@ class CorpusReport:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation rows at full length."""
+    """Training and validation rows at full length.
+
+    ``unready``: which thresholds of a built corpus its rows do not meet here, in this run's window.
+    """
 
     train: TokenRows
     validation: TokenRows
     report: CorpusReport
+    unready: tuple[str, ...] = ()
 
 
 @dataclass
@@ -110,6 +130,11 @@ class _Gathered:
     rendered: list[Rendered] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     levels: list[float | None] = field(default_factory=list)
+    parts: list[tuple[str, str]] = field(default_factory=list)
+    clusters: list[str | None] = field(default_factory=list)
+    folders: set[Path] = field(default_factory=set)
+    origins: list[str | None] = field(default_factory=list)
+    sources: list[SourceDigest] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     correctable: list[BadRow] = field(default_factory=list)
     read: int = 0
@@ -120,8 +145,8 @@ class _Gathered:
         if source.type == "jsonl":
             self.correctable.append(row)
 
-    def token_rows(self) -> TokenRows:
-        return token_rows(zip(self.rendered, self.keys, self.levels, strict=True))
+    def token_rows(self, groups: Sequence[int]) -> TokenRows:
+        return token_rows(zip(self.rendered, self.keys, self.levels, strict=True), groups)
 
 
 def build_corpus(
@@ -144,6 +169,7 @@ def build_corpus(
     always skipped and counted: nobody can correct them. ``on_progress`` is called every few hundred rows. Raises
     DataError: bad rows of files under ``refuse``, no rows, an impossible split; OSError when a source cannot be read.
     """
+    manifest = built_corpus(sources)
     gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache, on_progress)
     held_out = None
     if validation.path is not None:
@@ -153,26 +179,37 @@ def build_corpus(
     refused = gathered.correctable + (held_out.correctable if held_out else [])
     if refused and on_bad_row == "refuse":
         raise DataError([row_problem(row, "data") for row in refused[:MAX_SHOWN_PROBLEMS]], len(refused))
-    rows = gathered.token_rows()
+    names = _groups(gathered, held_out, seed)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    groups = [numbers[name] for name in names]
+    rows = weighted(gathered.token_rows(groups[: len(gathered.keys)]), gathered.origins, manifest)
     learnable = rows.label_counts(max_length) > 0
     unlearnable = int((~learnable).sum())
     kept = np.flatnonzero(learnable).tolist()
     leaked = 0
     if held_out is not None:
-        answers = set(held_out.keys)
-        not_leaked = [row for row in kept if rows.keys[row] not in answers]
+        theirs = set(groups[len(gathered.keys) :])
+        not_leaked = [row for row in kept if groups[row] not in theirs]
         leaked, kept = len(kept) - len(not_leaked), not_leaked
     rows = rows.select(kept) if len(kept) < len(rows) else rows
     _refuse_empty(rows, gathered, sources)
+    lacking = unready(rows, [gathered.origins[row] for row in kept], manifest, max_length) if manifest else []
     _refuse_many_levels(rows, curriculum_field)
-    rows, held_out_rows = _split(rows, validation, seed) if held_out is None else (rows, held_out.token_rows())
+    if held_out is None:
+        rows, held_out_rows = _split(rows, list(numbers), validation, seed)
+    else:
+        held_out_rows = held_out.token_rows(groups[len(gathered.keys) :])
     if not len(held_out_rows):
         message = f"the validation file {validation.path} has no usable row"
         raise DataError([Problem("data.validation", message, "name another file, or let a part be split off")])
+    if missing := missing_sources(rows):
+        message = f"source {missing[0]} of the corpus has a weight, but no row of it is left to train on"
+        raise DataError([Problem("data.sources", message, "hold out fewer rows, or give it more rows in the mix")])
     return Corpus(
         rows,
         held_out_rows,
         _report(rows, held_out_rows, gathered, held_out, bad, leaked, unlearnable, max_length),
+        tuple(lacking),
     )
 
 
@@ -202,6 +239,8 @@ def _gather(
                     yield row
 
     seen: set[bytes] = set()
+    digests = {source: hashlib.blake2b(digest_size=16) for source in sources}
+    counts = dict.fromkeys(sources, 0)
     for result in renderer.render_many(good_rows()):
         row, source = pending.popleft()
         if isinstance(result, BadRow):
@@ -209,6 +248,8 @@ def _gather(
             continue
         digest = hashlib.blake2b(np.array(result.ids, np.int32).data, digest_size=16)
         digest.update(bytes(result.labels))
+        digests[source].update(digest.digest())
+        counts[source] += 1
         if digest.digest() in seen:
             gathered.duplicates += 1
             continue
@@ -216,6 +257,15 @@ def _gather(
         gathered.rendered.append(result)
         gathered.keys.append(response_key(row.response))
         gathered.levels.append(float(row.extra[curriculum_field]) if curriculum_field else None)
+        cluster = row.extra.get(CLUSTER_FIELD)
+        # Clusters are numbered by each build alone.
+        gathered.clusters.append(None if cluster is None else f"{source.path.parent}:{cluster}")
+        gathered.folders.add(source.path.parent)
+        gathered.parts.append(duplicate_parts(row))
+        gathered.origins.append(source_name(row))
+    gathered.sources = [
+        SourceDigest(str(source.path), counts[source], digest.hexdigest()) for source, digest in digests.items()
+    ]
     return gathered
 
 
@@ -236,10 +286,24 @@ def _refuse_many_levels(rows: TokenRows, field_name: str | None) -> None:
         raise DataError([Problem("data.curriculum_field", message, f"round it to at most {MAX_LEVELS} levels")])
 
 
-def _split(rows: TokenRows, validation: Validation, seed: int) -> tuple[TokenRows, TokenRows]:
+def _groups(gathered: _Gathered, held_out: _Gathered | None, seed: int) -> list[str]:
+    """The name of each row's group, those of held-out rows after the others."""
+    parts = [gathered, *([held_out] if held_out else [])]
+    keys = [key for part in parts for key in part.keys]
+    clusters = [cluster for part in parts for cluster in part.clusters]
+    known = [row if cluster is None else cluster for row, cluster in enumerate(clusters)]
+    if None not in clusters and len({folder for part in parts for folder in part.folders}) == 1:
+        return group_names(keys, known)
+    # Nobody has compared all of these with one another yet.
+    texts = [text for part in parts for text in part.parts]
+    return group_names(keys, known, near_duplicates(texts, seed))
+
+
+def _split(rows: TokenRows, names: Sequence[str], validation: Validation, seed: int) -> tuple[TokenRows, TokenRows]:
+    """``names``: of the groups, by number."""
     wanted = min(validation.max_rows, rows_of_fraction(len(rows), validation.fraction))
     try:
-        train, held_out = split(rows.keys, rows=wanted, seed=seed)
+        train, held_out = split([names[group] for group in rows.groups.tolist()], rows=wanted, seed=seed)
     except SplitError as error:
         raise DataError([Problem("data.validation", str(error))]) from error
     return rows.select(train), rows.select(held_out)
@@ -263,6 +327,7 @@ def _report(
         tokens=len(rows.ids),
         label_tokens=int(rows.labels.sum()),
         unique_responses=len(set(rows.keys)),
+        groups=len(np.unique(rows.groups)),
         validation_rows=len(validation),
         validation_tokens=len(validation.ids),
         validation_label_tokens=int(validation.labels.sum()),
@@ -278,6 +343,7 @@ def _report(
         fitted_tokens=int(rows.lengths(max_length).sum()),
         longest_row=int(rows.full_lengths.max()),
         histogram=rows.histogram(),
+        sources=tuple(replace(source, held_out=part is held_out) for part in parts for source in part.sources),
     )
 
 

@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 
 from supervisor.protocol.atomic import write_atomic
+from trainer.data.build.manifest import MANIFEST
 from trainer.data.corpus import Corpus, CorpusReport
 from trainer.data.declarations import tree_state
+from trainer.data.mix_spec import MixSpec
 from trainer.data.sources import Source
 from trainer.data.token_rows import TokenRows
 
@@ -47,6 +49,8 @@ class _Array(msgspec.Struct, frozen=True):
 class _Header(msgspec.Struct, frozen=True):
     report: dict[str, Any]
     arrays: dict[str, _Array]
+    mix: MixSpec | None
+    unready: tuple[str, ...]
 
 
 def cached_corpus(
@@ -91,7 +95,7 @@ def corpus_key(
     :func:`trainer.data.corpus.build_corpus` is given, as JSON values. Raises OSError.
     """
     parts = {
-        "code": _digest(sorted(Path(__file__).parent.glob("*.py"))),
+        "code": _digest(sorted(Path(__file__).parent.rglob("*.py"))),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
         "tokenizer": _digest(_tokenizer_files(tokenizer)),
@@ -123,7 +127,8 @@ def read_corpus(path: Path) -> Corpus | None:
             return None
         return np.frombuffer(data, np.dtype(found.dtype), found.length, body + found.offset)
 
-    return Corpus(_rows("train", array), _rows("validation", array), msgspec.convert(header.report, type=CorpusReport))
+    report = msgspec.convert(header.report, type=CorpusReport)
+    return Corpus(_rows("train", array, header.mix), _rows("validation", array, header.mix), report, header.unready)
 
 
 def encode_corpus(corpus: Corpus) -> list[bytes | memoryview]:
@@ -137,7 +142,8 @@ def encode_corpus(corpus: Corpus) -> list[bytes | memoryview]:
             arrays[f"{part}.{name}"] = _Array(values.dtype.str, len(values), offset)
             parts += [np.ascontiguousarray(values).view(np.uint8).data, padding]
             offset += values.nbytes + len(padding)
-    parts.insert(0, msgspec.json.encode(_Header(asdict(corpus.report), arrays)) + b"\n")
+    header = _Header(asdict(corpus.report), arrays, corpus.train.mix, corpus.unready)
+    parts.insert(0, msgspec.json.encode(header) + b"\n")
     digest = hashlib.sha256()
     for each in parts:
         digest.update(each)
@@ -149,25 +155,36 @@ def _arrays(rows: TokenRows) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
     yield "labels", rows.labels
     yield "offsets", rows.offsets
     yield "keys", np.frombuffer("".join(rows.keys).encode("ascii"), np.uint8)
+    yield "groups", rows.groups
     if rows.difficulty is not None:
         yield "difficulty", rows.difficulty
+    if rows.sources is not None:
+        yield "sources", rows.sources
 
 
-def _rows(part: str, array: Callable[[str], np.ndarray[Any, Any] | None]) -> TokenRows:
+def _rows(part: str, array: Callable[[str], np.ndarray[Any, Any] | None], mix: MixSpec | None) -> TokenRows:
     ids, labels, offsets, keys = (array(f"{part}.{name}") for name in ("ids", "labels", "offsets", "keys"))
-    assert ids is not None and labels is not None and offsets is not None and keys is not None
+    groups = array(f"{part}.groups")
+    assert ids is not None and labels is not None and offsets is not None and keys is not None and groups is not None
     text = keys.tobytes().decode("ascii")
+    sources = array(f"{part}.sources")
     return TokenRows(
         ids,
         labels,
         offsets,
         tuple(text[start : start + _KEY_CHARACTERS] for start in range(0, len(text), _KEY_CHARACTERS)),
         array(f"{part}.difficulty"),
+        groups,
+        sources,
+        None if sources is None else mix,
     )
 
 
 def _state(source: Source) -> str:
-    return tree_state(source.path) if source.type == "python_declarations" else _digest([source.path])
+    if source.type == "python_declarations":
+        return tree_state(source.path)
+    manifest = source.path.parent / MANIFEST
+    return _digest([source.path, *([manifest] if manifest.is_file() else [])])
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.mixture import Mixture, mixed_epochs
 from trainer.data.pack import Ints, pack
 
 Floats = npt.NDArray[np.float64]
@@ -46,10 +47,11 @@ class PlanSpec(msgspec.Struct, frozen=True):
 
 def order(n: int, seed: int, epoch: int, difficulty: Floats | None = None) -> Ints:
     """Row ids 0..n-1 in the order of one epoch: shuffled anew, or shuffled inside ascending difficulty."""
-    shuffled = _rng(seed, epoch).permutation(n).astype(np.int64)
-    if difficulty is None:
-        return shuffled
-    return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
+    return _by_level(_rng(seed, epoch).permutation(n).astype(np.int64), difficulty)
+
+
+def _by_level(rows: Ints, difficulty: Floats | None) -> Ints:
+    return rows if difficulty is None else rows[np.argsort(difficulty[rows], kind="stable")]
 
 
 def _rng(*key: int) -> np.random.Generator:
@@ -104,6 +106,16 @@ class DataPlan:
         """Tokens of all planned rows, each at the length of its segment."""
         return int(self._tokens[-1])
 
+    @property
+    def longest_bin(self) -> int:
+        """Tokens of the longest planned bin."""
+        return int(np.diff(self._tokens).max())
+
+    def rows_by_length(self) -> dict[int, Ints]:
+        """The rows of all bins, each as often as it is planned, by the length to which they are fitted."""
+        lengths = np.repeat(self._max_lengths, np.diff(self._offsets))
+        return {int(length): self._rows[lengths == length] for length in np.unique(lengths)}
+
     def bin(self, index: int) -> Ints:
         """Row ids of one bin. Raises IndexError outside ``range(total_bins)``."""
         if not 0 <= index < self.total_bins:
@@ -142,24 +154,39 @@ class DataPlan:
         return digest.hexdigest()
 
 
-def build_plan(n: int, lengths: Callable[[int], Ints], spec: PlanSpec, difficulty: Floats | None = None) -> DataPlan:
+def build_plan(
+    n: int,
+    lengths: Callable[[int], Ints],
+    spec: PlanSpec,
+    difficulty: Floats | None = None,
+    mixture: Mixture | None = None,
+) -> DataPlan:
     """The plan for ``n`` rows.
 
     ``lengths(max_length)`` gives the tokens of every row fitted to ``max_length``; ``difficulty`` (by row)
     asks for a curriculum. When a segment begins in the middle of an epoch, the rows of that epoch which no
-    former step consumes are packed anew, in the epoch's order, so every whole epoch has each row once.
+    former step consumes are packed anew, in the epoch's order, so every whole epoch has each row once; with a
+    ``mixture``, as often as :func:`trainer.data.mixture.mixed_epochs` has it.
     Raises ValueError for a spec that makes no sense.
     """
     _check(n, spec)
     starts = [segment.first_step * spec.bins_per_step for segment in spec.segments]
     wanted = spec.max_steps * spec.bins_per_step if spec.max_steps else None
     chunks: list[_Chunk] = []
-    total = segment = epoch = 0
-    while remaining := _rows_of_epoch(n, spec, epoch):
-        rows = order(n, spec.seed, epoch, difficulty)[:remaining]
+    total = epoch = 0
+    next_mixed = mixed_epochs(mixture, spec.seed) if mixture else None
+
+    def segment_at(done: int) -> int:
+        return max(index for index, start in enumerate(starts) if start <= done)
+
+    while share := _share_of_epoch(spec, epoch):
+        if next_mixed is None:
+            rows = order(n, spec.seed, epoch, difficulty)
+        else:
+            rows = _by_level(next_mixed(spec.segments[segment_at(total)].max_length), difficulty)
+        rows = rows[: math.ceil(len(rows) * share - 1e-9)]
         while len(rows):
-            while segment + 1 < len(starts) and total >= starts[segment + 1]:
-                segment += 1
+            segment = segment_at(total)
             length = spec.segments[segment].max_length
             rng = _rng(spec.seed, epoch, segment + 1)
             offsets, packed = pack(lengths(length), rows, length, packing=spec.packing, rng=rng, levels=difficulty)
@@ -189,15 +216,20 @@ def _check(n: int, spec: PlanSpec) -> None:
         raise ValueError(f"segments must begin at step 0 and never go back, they begin at {steps}")
 
 
-def _rows_of_epoch(n: int, spec: PlanSpec, epoch: int) -> int:
-    """How many rows of an epoch's order are planned; 0 after the last epoch."""
+def _share_of_epoch(spec: PlanSpec, epoch: int) -> float:
+    """How much of an epoch's order is planned; 0 after the last epoch."""
     if spec.max_steps:
-        return n
+        return 1.0
     assert spec.epochs is not None
-    return math.ceil(n * min(1.0, max(0.0, spec.epochs - epoch)) - 1e-9)
+    return min(1.0, max(0.0, spec.epochs - epoch))
 
 
 def _without(rows: Ints, used: Ints, n: int) -> Ints:
-    mask = np.zeros(n, np.bool_)
-    mask[used] = True
-    return rows[~mask[rows]]
+    """``rows`` without as many of each as ``used`` has, the first ones."""
+    if len(used) == len(rows):
+        return rows[:0]
+    by_row = np.argsort(rows, kind="stable")
+    ordered = rows[by_row]
+    occurrence = np.empty(len(rows), np.int64)
+    occurrence[by_row] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+    return rows[occurrence >= np.bincount(used, minlength=n)[rows]]

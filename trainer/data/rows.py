@@ -13,7 +13,7 @@ are used: the supervisor reads the data with this before it launches anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,18 +49,45 @@ def read_jsonl(path: Path, *, metadata_fields: frozenset[str] = frozenset()) -> 
     ``metadata_fields`` are kept in :attr:`Row.extra` and never shown to the model. Streams: one line is
     in memory at a time. Raises OSError when the file cannot be read.
     """
-    for number, line in _lines(path):
+    for found in read_objects(path, str(path)):
+        if isinstance(found, BadRow):
+            yield found
+            continue
+        number, fields = found
         try:
-            if line is None:
-                raise RowError("line too long", f"the line is longer than {MAX_LINE_BYTES // 1_000_000} MB")
-            yield parse_row(line, file=str(path), line=number, metadata_fields=metadata_fields)
+            yield row_of(fields, file=str(path), line=number, metadata_fields=metadata_fields)
         except RowError as error:
             yield BadRow(str(path), number, error.reason, error.problem)
 
 
+def read_objects(path: Path, file: str) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
+    """``(line, object)`` of every line of ``path`` that is not blank, or what is wrong with it.
+
+    ``file`` names it in problems. Streams. Raises OSError when the file cannot be read.
+    """
+    return objects_of(numbered_lines(path), file)
+
+
+def objects_of(lines: Iterable[tuple[int, bytes | None]], file: str) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
+    """:func:`read_objects` of lines from :func:`numbered_lines`."""
+    for number, line in lines:
+        try:
+            if line is None:
+                raise RowError("line too long", f"the line is longer than {MAX_LINE_BYTES // 1_000_000} MB")
+            yield number, _object(line)
+        except RowError as error:
+            yield BadRow(file, number, error.reason, error.problem)
+
+
 def parse_row(text: bytes, *, file: str, line: int, metadata_fields: frozenset[str] = frozenset()) -> Row:
     """One row from one line. Raises RowError."""
-    fields = _object(text)
+    return row_of(_object(text), file=file, line=line, metadata_fields=metadata_fields)
+
+
+def row_of(
+    fields: dict[str, Any], *, file: str, line: int, metadata_fields: frozenset[str] = frozenset()
+) -> Row:
+    """One row from the fields of its object, which is used up. Raises RowError."""
     extra = {name: fields.pop(name) for name in sorted(metadata_fields) if name in fields}
     fields = {name: value for name, value in fields.items() if value is not None}
     shape = _shape(fields)
@@ -76,8 +103,8 @@ def parse_row(text: bytes, *, file: str, line: int, metadata_fields: frozenset[s
     return Row(tuple(messages), _tools(fields.get("tools")), file, line, extra)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines, None for one over the limit, whose rest is skipped without keeping it."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Lines that are not blank, None for one over the limit, whose rest is skipped without keeping it."""
     with open(path, "rb") as file:
         number = 0
         while chunk := file.readline(MAX_LINE_BYTES + 1):
@@ -107,7 +134,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise RowError("malformed JSON", f"{what} is not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
@@ -125,6 +152,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _kind(value: Any) -> str:

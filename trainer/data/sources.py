@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from supervisor.jobs import Problem
+from trainer.data.build.manifest import CorpusManifest, ManifestError, faults_of, manifest_of
 from trainer.data.declarations import STDLIB, read_declarations
 from trainer.data.messages import BadRow, Row
 from trainer.data.rows import read_jsonl
@@ -37,14 +38,18 @@ def read_source(
 ) -> Iterator[Row | BadRow]:
     """The rows of one source, in a fixed order. ``curriculum_field`` must be a number in every row.
 
-    ``cache`` is a folder for rows extracted from source trees. Raises OSError when it cannot be read.
+    A corpus that ``mens-sup data build`` made brings metadata of its own, which is accepted. ``cache`` is a folder for
+    rows extracted from source trees. Raises OSError when it cannot be read, ManifestError for a corpus whose
+    manifest cannot be used.
     """
     if source.type == "python_declarations":
         rows = read_declarations(source.path, cache)
         count = len(rows) if source.max_rows is None else min(source.max_rows, len(rows))
         found: Iterator[Row | BadRow] = (rows[index * len(rows) // count] for index in range(count))
     else:
+        manifest = manifest_of(source.path)
         wanted = metadata_fields | ({curriculum_field} if curriculum_field else set())
+        wanted |= manifest.row_fields if manifest else frozenset()
         found = _first(read_jsonl(source.path, metadata_fields=wanted), source.max_rows)
     for row in found:
         yield _with_level(row, curriculum_field) if curriculum_field and isinstance(row, Row) else row
@@ -72,7 +77,29 @@ def check_sources(
             reason = error.strerror or str(error)
             message = f"{source.path} cannot be read: {reason}"
             problems.append(Problem(f"{key}[{index}].path", message, "correct the path or its permissions"))
+        except ManifestError as error:
+            problems.append(Problem(f"{key}[{index}].path", str(error)))
+    if not problems and (problem := weight_problem(sources, [_manifest(source) for source in sources])):
+        problems.append(problem)
     return problems[:MAX_SHOWN_PROBLEMS]
+
+
+def weight_problem(sources: Sequence[Source], manifests: Sequence[CorpusManifest | None]) -> Problem | None:
+    """Why the weights that a corpus declares could not be kept, if they could not."""
+    for source, manifest in zip(sources, manifests, strict=True):
+        if manifest is None or manifest.mix_spec() is None:
+            continue
+        if len(sources) > 1:
+            message = f"{source.path} declares what share each of its rows gets, so it must be the only source"
+            return Problem("data.sources", message, "put the other sources into its mix and build it again")
+        if source.max_rows is not None:
+            message = f"max_rows would take the first rows of {source.path}, which are those of its first source alone"
+            return Problem("data.sources[0].max_rows", message, "remove it, and set max_rows in the mix")
+    return None
+
+
+def _manifest(source: Source) -> CorpusManifest | None:
+    return manifest_of(source.path) if source.type == "jsonl" else None
 
 
 def row_problem(bad: BadRow, key: str) -> Problem:
@@ -87,6 +114,10 @@ def _check_source(
         if source.path != STDLIB and not source.path.is_dir():
             return [Problem(key, f"{source.path} is not a folder with Python sources", "name a folder or `stdlib`")]
         return []
+    manifest = manifest_of(source.path)
+    if manifest is not None and (faults := faults_of(source.path, manifest)):
+        remedy = "build it again with mens-sup data build"
+        return [Problem(key, f"the corpus {source.path} cannot be trained on: {'; '.join(faults)}", remedy)]
     problems = []
     good = bad = 0
     for row in read_source(source, metadata_fields=metadata_fields, curriculum_field=curriculum_field):

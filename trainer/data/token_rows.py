@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from trainer.data.fit import Fitted, Ids, Mask, cut, fit, last_answer_start
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
+from trainer.data.mix_spec import MixSpec
+from trainer.data.mixture import Mixture
 from trainer.data.pack import Ints
 from trainer.data.plan import Floats
 from trainer.data.render import Rendered
@@ -30,7 +33,9 @@ class TokenRows:
     """Row ``i`` is ``ids[offsets[i]:offsets[i + 1]]`` with ``labels`` beside it.
 
     ``keys`` are the rows' normalised responses (see keys.response_key), ``difficulty`` is None without a
-    curriculum.
+    curriculum. Rows of the same number in ``groups`` have the same answer or are near duplicates (see groups.py),
+    over training and validation rows together. ``sources`` is the row's index among the sources of ``mix``, which
+    declares their weights; both are None without one.
     """
 
     ids: Ids
@@ -38,6 +43,9 @@ class TokenRows:
     offsets: Ints
     keys: tuple[str, ...]
     difficulty: Floats | None
+    groups: Ints
+    sources: Ints | None = None
+    mix: MixSpec | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,7 +72,17 @@ class TokenRows:
             np.concatenate([np.zeros(1, np.int64), np.cumsum(self.full_lengths[index])]),
             tuple(self.keys[row] for row in rows),
             None if self.difficulty is None else self.difficulty[index],
+            self.groups[index],
+            None if self.sources is None else self.sources[index],
+            self.mix,
         )
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """What the data plan needs to give every source its share."""
+        if self.mix is None or self.sources is None:
+            return None
+        return Mixture(self.mix, self.sources, cache(self.label_counts))
 
     def label_counts(self, max_length: int) -> Ints:
         """Learnt tokens per row after fitting; the first token of a row is never predicted, so never learnt."""
@@ -96,16 +114,21 @@ class TokenRows:
         return np.bincount((self.full_lengths - 1) // HISTOGRAM_BIN_TOKENS).tolist() if len(self) else []
 
     def fingerprint(self) -> str:
-        """SHA-256 over ids, labels, offsets and difficulty."""
+        """SHA-256 over ids, labels, offsets, difficulty, sources and their weights."""
         digest = hashlib.sha256(f"{len(self)} {self.difficulty is not None}".encode())
-        for array in (self.offsets, self.ids, self.labels, self.difficulty):
+        for array in (self.offsets, self.ids, self.labels, self.difficulty, self.sources):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
+        if self.mix is not None:
+            digest.update(repr((self.mix.weights, self.mix.max_repeats)).encode())
         return digest.hexdigest()
 
 
-def token_rows(rows: Iterable[tuple[Rendered, str, float | None]]) -> TokenRows:
-    """Flat arrays from ``(rendered, key, difficulty)``; difficulty is None for all rows or for none."""
+def token_rows(rows: Iterable[tuple[Rendered, str, float | None]], groups: Sequence[int] | None = None) -> TokenRows:
+    """Flat arrays from ``(rendered, key, difficulty)``; difficulty is None for all rows or for none.
+
+    ``groups``: by row; None makes a group of each answer.
+    """
     ids: list[Ids] = []
     labels: list[Mask] = []
     keys: list[str] = []
@@ -123,4 +146,5 @@ def token_rows(rows: Iterable[tuple[Rendered, str, float | None]]) -> TokenRows:
         np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
         tuple(keys),
         np.array(levels, np.float64) if levels else None,
+        np.unique(keys, return_inverse=True)[1].astype(np.int64) if groups is None else np.array(groups, np.int64),
     )

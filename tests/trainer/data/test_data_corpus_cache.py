@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.corpus import BadRows, Corpus, CorpusReport
+from trainer.data.corpus import BadRows, Corpus, CorpusReport, SourceDigest
 from trainer.data.corpus_cache import KEPT_ENTRIES, cached_corpus, corpus_key, encode_corpus, read_corpus
 from trainer.data.sources import Source
 from trainer.data.token_rows import TokenRows
@@ -18,20 +18,23 @@ def rows(count: int, difficulty: bool = False) -> TokenRows:
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ids = np.arange(offsets[-1], dtype=np.int32)
     keys = tuple(f"{number:032x}" for number in range(count))
-    return TokenRows(ids, ids % 3 == 0, offsets, keys, np.arange(count, dtype=np.float64) if difficulty else None)
+    levels = np.arange(count, dtype=np.float64) if difficulty else None
+    return TokenRows(ids, ids % 3 == 0, offsets, keys, levels, np.arange(count) // 2)
 
 
 REPORT = CorpusReport(
-    read=9, rows=5, tokens=15, label_tokens=5, unique_responses=5, validation_rows=2, validation_tokens=3,
+    read=9, rows=5, tokens=15, label_tokens=5, unique_responses=5, groups=4, validation_rows=2, validation_tokens=3,
     validation_label_tokens=1, duplicates_dropped=1, leaked_rows=0, bad_rows={"torn": BadRows(1, ("a.jsonl:3: é",))},
     unlearnable_rows=0, dropped_reasoning_turns=0, max_length=64, trimmed_rows=0, trimmed_prompt_tokens=0,
     trimmed_answer_tokens=0, fitted_tokens=15, longest_row=5, histogram=[5, 0, 1],
+    sources=(SourceDigest("a.jsonl", 7, "ab"), SourceDigest("b.jsonl", 2, "cd", held_out=True)),
 )  # fmt: skip
 CORPUS = Corpus(rows(5), rows(2), REPORT)
 
 
 def same(one: TokenRows, other: TokenRows) -> bool:
-    pairs = [(one.ids, other.ids), (one.labels, other.labels), (one.offsets, other.offsets)]
+    pairs = [(one.ids, other.ids), (one.labels, other.labels), (one.offsets, other.offsets),
+             (one.groups, other.groups)]  # fmt: skip
     if one.difficulty is not None and other.difficulty is not None:
         pairs.append((one.difficulty, other.difficulty))
     return (

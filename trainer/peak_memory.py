@@ -1,0 +1,132 @@
+"""The peak memory that an attempt really needed, beside the one that was predicted for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config import SftSections
+from trainer.data.plan import DataPlan
+from trainer.planner.calibration import CONTEXT_BYTES, SMALLEST_BYTES, now_measured, remember
+from trainer.planner.predict import question_key, remembered, sequence_tokens
+from trainer.planner.shapes import UnknownShapeError, find_shape
+from trainer.reporting import Reporter
+
+_GIB = 1 << 30
+
+
+class PeakMeter:
+    """Begin it before the model is loaded. On a GPU the allocator's peak, on a CPU the process's resident memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            _reset_resident_peak()
+            self.before = _resident("VmRSS") or 0
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def allocated(self) -> int | None:
+        """Bytes of live tensors at the peak; not known on a CPU."""
+        return int(torch.cuda.max_memory_allocated(self.device)) if self.device.type == "cuda" else None
+
+    def measured(self) -> int | None:
+        """Bytes at the peak: reserved by the allocator, or resident beyond what there was before; None: unknown."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_reserved(self.device))
+        peak = _resident("VmHWM")
+        return None if peak is None else max(0, peak - self.before)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``predicted``: bytes of live tensors; None: why stands in ``reason``."""
+
+    predicted: int | None
+    key: str = ""
+    reason: str = ""
+
+
+def report_peak(
+    meter: PeakMeter, sections: SftSections, plan: DataPlan, reporter: Reporter, *, divided: bool = False
+) -> None:
+    """The ``memory`` event: measured beside predicted. What can calibrate later predictions is kept in the cache.
+
+    ``divided``: other processes hold parts of the base.
+    """
+    measured, allocated = meter.measured(), meter.allocated()
+    if measured is None:
+        return
+    kind = meter.device.type
+    what = "reserved by the GPU allocator" if kind == "cuda" else "resident memory of the process beyond its start"
+    found = predicted_for(sections, kind, plan.longest_bin)
+    if divided:
+        found = Comparison(None, reason="the base is divided among the processes, and what that saves is not predicted")
+    data: dict[str, Any] = {
+        "measured_bytes": measured,
+        "measured": what,
+        "allocated_bytes": allocated,
+        "predicted_tensor_bytes": found.predicted,
+        "predicted_context_bytes": CONTEXT_BYTES[kind],
+        "device_name": meter.name,
+    }
+    text = f"peak memory {measured / _GIB:.2f} GiB ({what})"
+    if found.predicted is None:
+        reporter.event("memory", f"{text}; not compared with a prediction: {found.reason}", **data)
+        return
+    data["ratio"] = round(measured / found.predicted, 4)
+    text += f"; predicted for tensors: {found.predicted / _GIB:.2f} GiB, ratio {measured / found.predicted:.3f}"
+    if found.predicted < SMALLEST_BYTES:
+        text += "; too small a model to calibrate with"
+    else:
+        try:
+            remember(
+                now_measured(kind, meter.name, sections.model.base, found.key, found.predicted, measured)
+            )
+        except OSError as error:
+            reporter.warn(f"the measured peak memory was not kept for later plans ({error})")
+    reporter.event("memory", text, **data)
+
+
+def predicted_for(sections: SftSections, device: str, longest: int) -> Comparison:
+    """What was predicted for these settings by ``mens-sup plan`` or before the first attempt; nothing is traced."""
+    tokens = sequence_tokens(sections, longest)
+    try:
+        shape = find_shape(sections.model.base, sections.model.revision)
+    except UnknownShapeError as error:
+        return Comparison(None, reason=str(error))
+    key = question_key(shape, sections, device, tokens)
+    known = remembered(key)
+    if known is not None:
+        return Comparison(known.tensor_bytes, key)
+    most = sections.train.max_length
+    if tokens < most and remembered(question_key(shape, sections, device, most)):
+        return Comparison(None, reason=f"the longest sequence had {longest} tokens, and what was predicted is {most}")
+    return Comparison(None, reason="none was made (limits.admission is off, or it came to nothing)")
+
+
+def _reset_resident_peak() -> None:
+    """Let the kernel count the peak anew; where it may not be asked to, the peak so far is part of ours."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _resident(name: str) -> int | None:
+    """VmRSS or VmHWM of this process in bytes."""
+    try:
+        lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith(f"{name}:")), None)
+    return int(found.split()[1]) * 1024 if found else None
