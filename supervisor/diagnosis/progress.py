@@ -40,7 +40,8 @@ _SHORT = re.compile(
     r"stopping training at step \d+!|not a single sample in your epoch_iterator"
     r"|ended (?:before|early|prematurely)|only \d+ of \d+ .{0,20}(?:steps|rows|tokens|samples)"
     r"|\bended prematurely|stopp(?:ed|ing) (?:early )?(?:after|at) (?:step )?\d+ of \d+"
-    r"|\bdata ?(?:loader|set)? (?:is |was |ran )?exhausted|Ran out of data|ran out of (?:batches|samples|data)",
+    r"|\bdata ?(?:loader|set)?(?: iterator)? (?:is |was |ran )?exhausted"
+    r"|\bout of (?:data|batches|samples)\b",
     re.IGNORECASE,
 )
 _NOTHING_DONE = re.compile(r"['\"]train_runtime['\"]: ['\"]?0?\.0\d*|['\"]train_loss['\"]: ['\"]?0\.0['\"]?[,}]")
