@@ -25,7 +25,7 @@ _TOLD = re.compile(
     r"|code=(?:killed|dumped), status=(?P<systemd>\d+)/[A-Z]"
     r"|worker died \((?P<worker>-?\d+)\)|Exit [Cc]ode:? +(?P<plain>-?\d+)\b|exit code (?P<words>-?\d+)\b"
     r""
-    r"|\bwas sent (?P<sent>SIG(?:KILL|SEGV|BUS|ABRT))\b"
+    r"|\b(?:was sent|terminated by|killed by) (?P<sent>SIG(?:KILL|SEGV|BUS|ABRT))\b"
     r"|\b(?:[Bb]y|BY|[Oo]n|[Rr]eceived) (?:OS )?(?:signal|SIGNAL):? ?'?(?P<by>\d{1,2}\b|SIG[A-Z]+|hangup)"
     r"|signal termination: (?P<lsf>Killed|Terminated|Aborted|Segmentation fault|Bus error)"
     r"|^(?:.*: line \d+: +\d+ |.{0,300}[\]\\|/%] ?)?(?P<shell>Killed|Segmentation fault|Aborted|Bus error|Terminated"

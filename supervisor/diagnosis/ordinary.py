@@ -53,7 +53,7 @@ _CHECKPOINT_LOAD = re.compile(
 _DATA_PLACE = re.compile(
     r"datasets?/(?:arrow_dataset|builder|iterable_dataset|load|packaged_modules|formatting|features|table|utils)"
     r"|collat|__getitem__"
-    r"|data_utils|dataset\.py"
+    r"|data_utils|datasets?\.py|dataset\w*\.map\("
     r"|in (?:\w*tokenize\w*|(?:generate|format|build|make|create|get)_\w*prompt\w*)\b"
     r"|in (?:preprocess\w*|format\w*|_prepare_dataset|to_chat|encode_\w+|load_data\w*"
     r"|build_dataset|process_example\w*|apply_chat_template|_?pad\w*)\b"
@@ -61,6 +61,7 @@ _DATA_PLACE = re.compile(
 )
 _OF_DATA = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "error"})
 """What bad data raise; `error` is what C libraries such as cv2, struct and zlib call theirs."""
+_OF_DATASET = re.compile(r"\b(?:dataset|split|column)s?\b", re.IGNORECASE)
 _DATASET_FILE = re.compile(r"dataset\w*\.py\"")
 _DATA_FILE = re.compile(r"\.(?:jsonl|csv|tsv|parquet|arrow|lmdb|tfrecords?|tar|bin|idx|npy|npz|h5|hdf5)\b")
 _SAVE_PLACE = re.compile(
@@ -86,9 +87,10 @@ _DATA_WORDS = re.compile(
     re.IGNORECASE,
 )
 _CONFIG_WORDS = re.compile(
-    r"\b(?:config(?:uration)?|argument|option|setting|flag|parameter|hyper-?parameter|`?--\w[\w\-]+|`\w+=\w+`)\b|"
+    r"\b(?:config(?:uration)?|argument|option|setting|flag|parameter|hyper-?parameter)\b|(?<!\w)--\w[\w\-]+|`\w+=\w+`|"
     r"not (?:a )?valid|unsupported|not supported|must be|should be|expected one of|invalid value|set `?\w+`?"
-    r"|please (?:use|set|specify|pass|add|enable|disable|launch)\b",
+    r"|please (?:use|set|specify|pass|add|enable|disable|launch)\b"
+    r"|\bare not used by\b|\bcan only be (?:used|set)\b",
     re.IGNORECASE,
 )
 _FALLBACK_TYPES = frozenset(
@@ -113,6 +115,16 @@ _CONFIG_TOLD = re.compile(
 )
 
 
+_WHILE_IMPORTING = re.compile(
+    r"\bimport .*\n(?:[ ~^]+\n)? *File \"[^\"]*-packages[^\"]*\", line \d+, in <module>(?:\n(?! *File ).*)*\Z"
+)
+"""The last frame is the top level of an installed package that another module was importing."""
+_CELL_IMPORTS = re.compile(
+    r"[^>]*?(?:<ipython-input[^\n]*|Cell In\[[^\n]*)(?:\n(?!-+> )[^\n]*)*\n-+> +\d+ (?:from|import) "
+)
+"""The first frame of a notebook is an import."""
+
+
 def _kind_of_type(name: str) -> FailureKind | None:
     if name in _BY_TYPE:
         return _BY_TYPE[name]
@@ -128,6 +140,8 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
     context = raised.context
     if kind := _kind_of_type(raised.type):
         return kind
+    if _WHILE_IMPORTING.search(context[-1500:]) or _CELL_IMPORTS.match(context):
+        return FailureKind.DEPENDENCY_ERROR
     if raised.type == "FileNotFoundError" or "No such file or directory" in raised.message:
         of_data = _DATA_PLACE.search(context) or _DATA_FILE.search(raised.message)
         return FailureKind.DATA_ERROR if of_data else FailureKind.CONFIG_ERROR
@@ -141,6 +155,8 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
             and not _DATA_WORDS.search(raised.message)
         ):
             return FailureKind.CONFIG_ERROR
+    if raised.type == "ValueError" and _OF_DATASET.search(raised.message):
+        return FailureKind.DATA_ERROR
     if raised.type in ("RuntimeError", "ValueError", "KeyError", "AssertionError") and _CHECKPOINT_LOAD.search(
         tail[-700:]
     ):
@@ -154,10 +170,6 @@ def ordinary_kind(raised: Raised) -> FailureKind | None:
     return FailureKind.PROGRAM_ERROR
 
 
-_WHILE_IMPORTING = re.compile(
-    r"\bimport .*\n(?:[ ~^]+\n)? *File \"[^\"]*-packages[^\"]*\", line \d+, in <module>(?:\n(?! *File ).*)*\Z"
-)
-"""The last frame is the top level of an installed package that another module was importing."""
 _CUT_OFF = frozenset({"BrokenPipeError", "ConnectionResetError", "EOFError"})
 _UNREADABLE = frozenset(
     {"JSONDecodeError", "EOFError", "UnicodeDecodeError", "FileNotFoundError", "BadZipFile", "OverflowError"}
@@ -177,8 +189,6 @@ def placed_kind(raised: Raised) -> FailureKind | None:
         return FailureKind.CONFIG_ERROR
     if raised.message.startswith("Can't get attribute") and ("torch.load(" in near or _CHECKPOINT_PLACE.search(near)):
         return FailureKind.CHECKPOINT_INCOMPATIBLE
-    if raised.type in ("NameError", "AttributeError", "TypeError") and _WHILE_IMPORTING.search(near):
-        return FailureKind.DEPENDENCY_ERROR
     if raised.type == "KeyError" and "configuration_auto.py" in near:
         return FailureKind.DEPENDENCY_ERROR
     if _kind_of_type(raised.type) is FailureKind.NETWORK and _ENGINE_PLACE.search(raised.context[-6000:]):

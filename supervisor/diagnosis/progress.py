@@ -29,7 +29,7 @@ _FINISHED = re.compile(
     r""
     r"|\b(?:training|fine-?tuning|run|job|pretraining|generation)\b.{0,20}\b(?:is |was |has )?(?:complet(?:e"
     r"|ed)|finished|done|succeeded|ended successfully)\b(?! with (?:error|exit code [1-9]))"
-    r"|\b(?:finished|completed) (?:training|fine-?tuning|successfully|all|epoch \d+/\d+ - all)"
+    r"|\b(?:finished|completed) (?:training|fine-?tuning|successfully(?!, but)|all|epoch \d+/\d+ - all)"
     r"|\bTraining completed\. Do not forget|\bsuccessfully (?:completed|finished|trained)"
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)=\S+` reached|\ball (?:done|epochs done|tasks completed)\b"
     r"|\ball \d+ (?:epochs|steps|tasks|rounds)\b.{0,20}\b(?:completed?|done|finished)\b"

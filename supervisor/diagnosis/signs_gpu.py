@@ -107,6 +107,7 @@ GPU: tuple[Sign, ...] = (
         r"RendezvousConnectionError|RendezvousClosedError",
         r"ibv_\w+ failed|Got completion .*with error",
         r"\[Rank \d+\]: Ranks .*failed to pass monitoredBarrier|monitoredBarrier|NVLS|Gloo \w+ failed",
+        r"An error occurred in MPI_",
         r"\bBarrier timed out|CoordinationServiceError|coordinator detected missing heartbeats",
         r"NET/(?:IB|Socket|OFI) .*(?:error|failed)",
     ),

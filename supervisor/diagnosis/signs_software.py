@@ -40,7 +40,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"\b(?:sha-?256|checksum|digest|hash)\b.{0,60}(?:mismatch|do(?:es)?(?: not|n't) match|differs?\b)",
         r"(?:checkpoint|shard|weights) (?:verification|validation) failed",
         r"PytorchStreamReader failed|failed finding central directory|failed reading zip archive",
-        r"not a ZIP archive|invalid header or archive is corrupted",
+        r"not a ZIP archive|invalid header or archive is corrupted|file in archive is not in a subdirectory",
         r"Error while deserializing header|MetadataIncompleteBuffer|Invalid ?Header|HeaderTooLarge",
         r"HeaderTooSmall|InvalidHeaderDeserialization|InvalidHeaderLength|InvalidHeaderStart",
         r"invalid load key|pickle data was truncated|Ran out of input|unexpected EOF, expected \d+ more bytes",
@@ -212,7 +212,8 @@ SOFTWARE: tuple[Sign, ...] = (
 WRAPPERS = re.compile(
     r"ChildFailedError|subprocess\.CalledProcessError|CalledProcessError|died with <Signals"
     r"|returned non-zero exit status"
-    r"|RayTaskError|SystemExit|Engine core initialization failed|See (?:root cause|stack trace).{0,20}above"
+    r"|RayTaskError|SystemExit|Engine core initialization failed"
+    r"|(?:[Ss]ee|check) (?:the )?(?:root cause|stack trace).{0,20}above"
     r"|SignalException"
     r"|UnexpectedStatusException|ExecuteUserScriptError"
     r"|NodeStateError|JobFailed|Exited with exit code|failed with exit code|Command '?\[.* returned|FailedJobError",
