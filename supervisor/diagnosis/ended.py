@@ -21,16 +21,19 @@ _TOLD = re.compile(
     r""
     r"|(?:exit(?:ed|s|ing)?|terminated|finished|failed|died)\b.{0,40}\b(?:exit ?code|return ?code"
     r"|exit status|status|code)[:= ]+(?P<code>-?\d+)\b"
-    r"|worker died \((?P<worker>-?\d+)\)|Exit code:? (?P<plain>-?\d+)\b|exit code (?P<words>-?\d+)\b"
+    r"|process to finish\.{3} \(failed (?P<tracker>-?\d+)\)"
+    r"|code=(?:killed|dumped), status=(?P<systemd>\d+)/[A-Z]"
+    r"|worker died \((?P<worker>-?\d+)\)|Exit [Cc]ode:? +(?P<plain>-?\d+)\b|exit code (?P<words>-?\d+)\b"
     r""
-    r"|\bwas sent (?P<sent>SIG(?:KILL|SEGV|BUS|ABRT))\b"
+    r"|\b(?:was sent|terminated by|killed by) (?P<sent>SIG(?:KILL|SEGV|BUS|ABRT))\b"
     r"|\b(?:[Bb]y|BY|[Oo]n|[Rr]eceived) (?:OS )?(?:signal|SIGNAL):? ?'?(?P<by>\d{1,2}\b|SIG[A-Z]+|hangup)"
     r"|signal termination: (?P<lsf>Killed|Terminated|Aborted|Segmentation fault|Bus error)"
     r"|^(?:.*: line \d+: +\d+ |.{0,300}[\]\\|/%] ?)?(?P<shell>Killed|Segmentation fault|Aborted|Bus error|Terminated"
     r"|Illegal instruction|Floating point exception)(?: *\(core dumped\))?(?:\s{2,}.*| +(?:python"
     r"|torchrun|accelerate|deepspeed|nohup|\\|\"\$)\S*.*)?$"
     r"|(?:task|tasks) [\d,\-]+: (?P<srun>Killed|Segmentation fault|Aborted|Bus error|Terminated|Out Of Memory)"
-    r"|^zsh: (?P<zsh>killed|segmentation fault|abort|bus error|terminated)",
+    r"|^(?:zsh: |\[\d+\] *[-+]? +(?:\d+ +)?)(?P<zsh>[Kk]illed|[Ss]egmentation fault|[Aa]bort(?:ed)?|[Bb]us error"
+    r"|[Tt]erminated)\b",
 )
 _FORCED = re.compile(
     r"forcefully exiting via|forcefully terminat|did not (?:stop|exit|terminate|react|respond).{0,40}(?:SIGKILL"
@@ -145,7 +148,7 @@ def _number(words: dict[str, str]) -> int | None:
             return int(named) if named is not None else None
         if key in ("shell", "srun", "zsh", "lsf"):
             return _SHELL.get(word.lower())
-        if key == "received":
+        if key in ("received", "systemd"):
             return int(word) if int(word) <= 64 else None
         if len(word) <= 11:
             return signal_of_code(int(word))

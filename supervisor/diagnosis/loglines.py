@@ -75,10 +75,19 @@ _SQUASHED_PARTS = re.compile(
 
 def _unsquashed(text: str) -> Iterator[str]:
     """Lines; a traceback that was pasted without line ends gets them back."""
-    for raw in text.split("\n"):
+    for raw in _unescaped(text):
         if "Traceback" in raw and _SQUASHED.search(raw):
             for number, part in enumerate(_SQUASHED_PARTS.split(raw[: 8 * LINE_CHARACTERS])):
                 yield f"  {part}" if number and part.startswith("File ") else part.rstrip("`")
+        else:
+            yield raw
+
+
+def _unescaped(text: str) -> Iterator[str]:
+    """Lines; a traceback that stands in a JSON string gets its line ends back."""
+    for raw in text.split("\n"):
+        if "(most recent call last):\\n" in raw:
+            yield from raw.replace('\\"', '"').split("\\n")
         else:
             yield raw
 

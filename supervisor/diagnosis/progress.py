@@ -29,7 +29,7 @@ _FINISHED = re.compile(
     r""
     r"|\b(?:training|fine-?tuning|run|job|pretraining|generation)\b.{0,20}\b(?:is |was |has )?(?:complet(?:e"
     r"|ed)|finished|done|succeeded|ended successfully)\b(?! with (?:error|exit code [1-9]))"
-    r"|\b(?:finished|completed) (?:training|fine-?tuning|successfully|all|epoch \d+/\d+ - all)"
+    r"|\b(?:finished|completed) (?:training|fine-?tuning|successfully(?!, but)|all|epoch \d+/\d+ - all)"
     r"|\bTraining completed\. Do not forget|\bsuccessfully (?:completed|finished|trained)"
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)=\S+` reached|\ball (?:done|epochs done|tasks completed)\b"
     r"|\ball \d+ (?:epochs|steps|tasks|rounds)\b.{0,20}\b(?:completed?|done|finished)\b"
@@ -40,7 +40,8 @@ _SHORT = re.compile(
     r"stopping training at step \d+!|not a single sample in your epoch_iterator"
     r"|ended (?:before|early|prematurely)|only \d+ of \d+ .{0,20}(?:steps|rows|tokens|samples)"
     r"|\bended prematurely|stopp(?:ed|ing) (?:early )?(?:after|at) (?:step )?\d+ of \d+"
-    r"|\bdata ?(?:loader|set)? (?:is |was |ran )?exhausted|Ran out of data|ran out of (?:batches|samples|data)",
+    r"|\bdata ?(?:loader|set)?(?: iterator)? (?:is |was |ran )?exhausted"
+    r"|\bout of (?:data|batches|samples)\b",
     re.IGNORECASE,
 )
 _NOTHING_DONE = re.compile(r"['\"]train_runtime['\"]: ['\"]?0?\.0\d*|['\"]train_loss['\"]: ['\"]?0\.0['\"]?[,}]")

@@ -14,7 +14,8 @@ MESSAGE_LINES = 8
 
 @dataclass(frozen=True)
 class Raised:
-    """One exception. ``index``/``end``: its lines (end exclusive). ``context``: the traceback above, as one text.
+    """One exception. ``index``/``end``: its lines (end exclusive). ``context``: the traceback above, as one text,
+    or what follows where none is above.
 
     ``cause``: the next exception says that it came of this one ("direct cause"). ``handled``: the next
     one arose while this one was being handled. ``loose``: it ended no program (logged, ignored, in a warning).
@@ -122,7 +123,11 @@ def _exception(lines: Sequence[Line], index: int, start: int | None, *, loose: b
         line.source,
         name,
         _joined(parts, [lines[position].shown for position in range(index, end)]),
-        "\n".join(lines[position].text for position in range(begin, index) if lines[position].source == line.source),
+        "\n".join(
+            lines[position].text
+            for position in (*range(begin, index), *(() if traced else range(index + 1, end)))
+            if lines[position].source == line.source
+        ),
         traced,
         loose=loose or (not traced and line.level is Level.QUIET),
     )

@@ -29,6 +29,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"copying a param with shape|You set `?ignore_mismatched_sizes",
         r"Trying to set a tensor of shape .* in \"?\w+\"? \(which has shape",
         r"resume.{0,80}(?:different|does not match|mismatch)|Missing key in checkpoint state_dict",
+        r"KeyError: '\w*state_dict'",
         r"(?:not found in|missing (?:in|from)) (?:the )?checkpoint|mismatched? keys? .{0,30}checkpoint",
     ),
     sign(
@@ -39,11 +40,11 @@ SOFTWARE: tuple[Sign, ...] = (
         r"\b(?:sha-?256|checksum|digest|hash)\b.{0,60}(?:mismatch|do(?:es)?(?: not|n't) match|differs?\b)",
         r"(?:checkpoint|shard|weights) (?:verification|validation) failed",
         r"PytorchStreamReader failed|failed finding central directory|failed reading zip archive",
-        r"not a ZIP archive|invalid header or archive is corrupted",
+        r"not a ZIP archive|invalid header or archive is corrupted|file in archive is not in a subdirectory",
         r"Error while deserializing header|MetadataIncompleteBuffer|Invalid ?Header|HeaderTooLarge",
         r"HeaderTooSmall|InvalidHeaderDeserialization|InvalidHeaderLength|InvalidHeaderStart",
         r"invalid load key|pickle data was truncated|Ran out of input|unexpected EOF, expected \d+ more bytes",
-        r"could not find MARK|invalid magic number; corrupt file",
+        r"could not find MARK|invalid magic number; corrupt file|not an sstable",
         r"(?:checkpoint|weights?|safetensors|shard|model file|archive|state).{0,60}(?:corrupt(?:ed)?"
         r"|truncated|damaged|incomplete)\b",
         r"corrupt(?:ed)? (?:checkpoint|weights?|file|archive|shard|safetensors)",
@@ -73,6 +74,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"is not a supported model architecture",
         r"Model architectures \[.*\] (?:are not supported|failed to be inspected)",
         r"numpy\.dtype size changed|may indicate binary incompatibility",
+        r"\bversion of \w+ (?:you are using|you have|installed) is (?:not compatible|incompatible|too (?:old|new))",
         r"A module that was compiled using NumPy 1\.x cannot be run",
         r"was compiled (?:with|against|using) .{0,40}(?:but|different)|CUDAMismatch",
         r"(?:version \S+ )?does not match the version \w+ was compiled with",
@@ -109,7 +111,7 @@ SOFTWARE: tuple[Sign, ...] = (
         r"num_samples should be a positive integer value, but got num_samples=0",
         r"(?:dataset|data ?loader|split|file|train(?:ing)? (?:set|data)) .{0,40}(?:is|was|are) empty",
         r"empty (?:dataset|batch|sequence of)",
-        r"no (?:valid |usable |training )?(?:samples|examples|rows|records|data)(?: were"
+        r"no (?:valid |usable |training |supported )?(?:samples|examples|rows|records|data|images|documents)(?: were"
         r"| was)? (?:found|left|remain\w*|available|after)",
         r"\b0 (?:samples|examples|rows) (?:left|remain)|\bwith 0 (?:sample|example|row)",
         r"Column(?:s)? .{0,80}(?:not in|does not exist|not found|missing|to remove)",
@@ -121,15 +123,18 @@ SOFTWARE: tuple[Sign, ...] = (
         r"Unable to create tensor, you should probably activate (?:truncation|padding)",
         r"each element in list of batch should be of equal size|\bfeatures?\b.{0,60}(?:be aligned|unexpected type)",
         r"expected sequence of length \d+ at dim|too many dimensions 'str'|text input must be of type",
+        r"You should supply an encoding",
         r"TextEncodeInput must be|stack expects each tensor to be equal size|Conversation roles must alternate",
         r"jinja2\.exceptions\.(?:TemplateError|UndefinedError)",
         r"chat.?template.{0,80}(?:not set|missing|is not|does not|requires)|Only user and assistant roles",
         r"roles? .{0,20}(?:not supported|unknown|unexpected)",
         r"(?:row|line|record|example|sample) #?\d+.{0,80}(?:invalid|malformed|missing|bad"
         r"|cannot|broken|unexpected|no )",
+        r"(?:error|failed|unable) (?:while )?(?:to )?(?:load|read|pars|decod)\w* (?:the )?"
+        r"(?:data(?:set)?|examples?|samples?|rows?|records?|images?)\b|corrupted record at",
         r"malformed (?:row|line|record|example|json|sample)|invalid (?:row|record|sample|example|json line)",
         r"All (?:labels|examples|samples|tokens) .{0,40}(?:-100|masked|filtered|truncated)",
-        r"no labels?\b.{0,30}(?:left|remain)|NonMatching(?:Splits|Checksum)\w*|ExpectedMore\w+",
+        r"no labels?\b.{0,30}(?:left|remain|found)|NonMatching(?:Splits|Checksum)\w*|ExpectedMore\w+",
         r"Unexpected(?:Splits|Downloaded)\w*|ChecksumVerificationError|TruncatedFile|image file is truncated",
         r"moov atom not found|\bwhile decompressing\b|\binvalid (?:block type|distance|stored block)",
         r"out of range integral type|(?:label|target|token id)s? .{0,40}out of (?:range|bounds|vocab)",
@@ -179,7 +184,8 @@ SOFTWARE: tuple[Sign, ...] = (
         r"can't open file '|No such file or directory: '[^']*\.(?:ya?ml|toml|ini|cfg|py|sh|env)'",
         r"[Cc]onfig(?:uration)? file .{0,80}(?:not found|does not exist)",
         r"(?:environment variable|env var) .{0,40}(?:is )?(?:not set|required|missing)",
-        r"is not a valid (?:\w+ ?){0,2}(?:Strategy|Type|Names|Backend|choice|value|option)",
+        r"is not a valid (?:\w+ ?){0,2}(?:Strategy|Type|Names|Backend|choice|value|option|argument|parameter|key)",
+        r"Parent directory \S+ does not exist",
         r"\bUnknown \w[\w \-]{0,30}.{0,80}(?:\bavailable|\bsupported|\bchoose|\bmust be|\bvalid|\boptions)\b",
         r"\b(?:template|preset|recipe|optimi[sz]er|strategy|backend) \S+ (?:does not exist|(?:was |is )?not found)",
         r"Unknown (?:optimizer|scheduler|model type|dataset format|attention implementation|quant\w* method)",
@@ -206,7 +212,8 @@ SOFTWARE: tuple[Sign, ...] = (
 WRAPPERS = re.compile(
     r"ChildFailedError|subprocess\.CalledProcessError|CalledProcessError|died with <Signals"
     r"|returned non-zero exit status"
-    r"|RayTaskError|SystemExit|Engine core initialization failed|See (?:root cause|stack trace).{0,20}above"
+    r"|RayTaskError|SystemExit|Engine core initialization failed"
+    r"|(?:[Ss]ee|check) (?:the )?(?:root cause|stack trace).{0,20}above"
     r"|SignalException"
     r"|UnexpectedStatusException|ExecuteUserScriptError"
     r"|NodeStateError|JobFailed|Exited with exit code|failed with exit code|Command '?\[.* returned|FailedJobError",

@@ -56,6 +56,13 @@ _TELLING = 0.65
 _UNANSWERED = re.compile(r"refused|Connection error|APIConnectionError|ConnectError|Disconnected|reset by peer")
 _ENGINE_FRAME = re.compile(r"[/\\](?:vllm|sglang|lmdeploy|tensorrt_llm)[/\\]")
 _REMOTE_FILE = re.compile(r"^FileNotFoundError: .*\b(?:hf|s3|gs|https?|az|abfss?)://")
+_RANKS_TALK = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
+_TASK_FAILED = re.compile(
+    r"srun: error: .*\btasks? .*: (?:Exited with exit code|Killed|Segmentation|Aborted|Bus error|Out Of Memory)"
+    r"|srun: Terminating (?:Step|job step)"
+)
+_STEP_CANCELLED = re.compile(r"\*\*\* STEP .* CANCELLED AT \S+ \*\*\*")
+"""How Slurm ends the other tasks after one has failed."""
 _FRAME = re.compile(r"^\s+|^(?:File |Cell In\[|-+>|frame #|#\d+ 0x|\[?/\S+\.py(?!:\d+: \w+Warning))|^\d+ frames$")
 _BOILERPLATE = re.compile(
     r"Compile with `?TORCH_USE_CUDA_DSA|For debugging consider passing|CUDA kernel errors might"
@@ -70,7 +77,11 @@ _SHARED_MEMORY = re.compile(
 _KERNEL = re.compile(r"NVRM: |Killed process \d+|oom-kill:constraint|EXT4-fs error|I/O error, dev|\]: segfault at")
 """Lines of the kernel's own that stand among the program's."""
 _NOT_AT_LOAD = re.compile(r"cache blocks|KV cache|executable batch size|mem-fraction", re.IGNORECASE)
-_MESSAGE = re.compile(r"^\s*(?:what\(\):|size mismatch for |\w+ kernel: |Cuda failure)")
+_MESSAGE = re.compile(
+    r"^\s*(?:what\(\):|size mismatch for |\w+ kernel: |Cuda failure"
+    r"|\"message\": \"|(?:Normal|Warning) +[A-Z]\w+ |(?:[Rr]eason|[Mm]essage|[Ss]tate|[Ss]tatus|Last State) *: )"
+)
+"""Indented, and no code all the same: messages, and what `kubectl describe` prints."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,8 @@ def weigh(
     candidates = [*_from_raised(lines, raised, progress, signs), *_from_lines(lines, raised, progress, signs)]
     candidates = [_about_gpu(candidate, lines, raised, progress) for candidate in candidates]
     candidates = [_first_to_fail(_about_bus(candidate, lines), ending) for candidate in candidates]
+    failed = next((index for index, line in enumerate(lines) if _TASK_FAILED.search(line.shown)), len(lines))
+    candidates = [_cleared_up(candidate, failed) for candidate in candidates]
     if any(entry.kind is FailureKind.ENGINE_DEATH for entry in candidates):
         candidates = [_not_answering(candidate) for candidate in candidates]
     if any(entry.kind is FailureKind.DRIVER_MISMATCH and entry.score >= _TELLING for entry in candidates):
@@ -163,6 +176,8 @@ def _from_raised(
             kind = entry.kind
             if kind is FailureKind.DISK_FULL and _SHARED_MEMORY.search(error.context[-1500:]):
                 kind = FailureKind.SHM_FULL
+            if kind is FailureKind.NETWORK and _RANKS_TALK.search(error.context[-600:]):
+                kind = FailureKind.NCCL_ERROR
             yield Candidate(kind, entry.weight * standing, error.index, cause, shown, error.source)
         if not matched and not WRAPPERS.search(cause):
             ordinary = placed or ordinary_kind(error)
@@ -263,6 +278,13 @@ def _engines_own(candidate: Candidate, raised: Sequence[Raised]) -> Candidate:
     return replace(candidate, kind=FailureKind.ENGINE_DEATH) if own else candidate
 
 
+def _cleared_up(candidate: Candidate, failed: int) -> Candidate:
+    """The end of a step whose task failed before is nobody's wish."""
+    if candidate.kind is not FailureKind.INTERRUPTED or candidate.index < failed:
+        return candidate
+    return replace(candidate, score=candidate.score * (0.5 if _STEP_CANCELLED.search(candidate.cause) else 1.0))
+
+
 def _first_to_fail(candidate: Candidate, ending: Ending) -> Candidate:
     """A launcher names the rank that failed first; the errors of the others come after it."""
     if (
@@ -303,7 +325,8 @@ def _kinds_of_signal(
     elif number in CRASH_SIGNALS:
         yield FailureKind.NATIVE_CRASH, 0.35 if number == signal.SIGABRT else 0.62
         if number == signal.SIGBUS:
-            yield FailureKind.SHM_FULL, 0.4
+            # Ranks under a launcher speak to each other through /dev/shm, and a full one ends them this way.
+            yield FailureKind.SHM_FULL, 0.64 if ending.told else 0.4
     elif number == signal.SIGKILL:
         if ending.asked >= 0 and not any(entry.kind is FailureKind.HOST_OOM for entry in kernel):
             yield FailureKind.INTERRUPTED, 0.7  # it was asked to stop, did not, and was killed
