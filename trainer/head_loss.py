@@ -39,6 +39,7 @@ class _SummedLoss(torch.autograd.Function):
                 # d(-log p_target)/d logits = softmax - one-hot
                 logits.sub_(normaliser).exp_().scatter_add_(1, target, torch.full_like(normaliser, -1.0))
                 gradient[part] = logits.to(weight.dtype) @ weight
+            del logits  # else it is still there while the next slice is made: twice the memory
         ctx.save_for_backward(gradient)
         return total
 
@@ -76,6 +77,7 @@ def token_losses(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
         part = slice(start, start + size)
         logits = (states[part] @ weight.T).float()
         parts.append(logits.logsumexp(dim=1) - logits.gather(1, targets[part, None]).squeeze(1))
+        del logits
     return torch.cat([torch.zeros(0, dtype=torch.float32, device=hidden.device), *parts])
 
 

@@ -153,7 +153,7 @@ def run_attempt(
         trainer.only_evaluate()
     else:
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
-    if ranks.first and not divided:
+    if ranks.first and start_step < plan.total_steps:
         report_peak(peak, sections, plan, reporter, divided=divided)
     ranks.part()
     reporter.enter(Phase.FINISHED)
@@ -246,7 +246,7 @@ def _identity(
         "packing": str(options.packing),
         "seed": str(options.seed),
         "optim": options.optim,
-        **({"ranks": str(ranks)} if ranks > 1 else {}),
+        "ranks": str(ranks),
     }
 
 

@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "trainer/data/split.py",
         "groups[key].append(index)",
         'groups[f"{key}{index}"].append(index)',
-        "trainer/data/test_data_split.py::test_answers_that_differ_only_in_space_and_case_are_one_group",
+        "trainer/data/test_data_split.py::test_no_group_is_on_both_sides_and_no_row_is_lost",
     ),
     _mutant(
         "the split leaks near copies",
@@ -450,6 +450,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "trainer/data/test_mixture.py::test_weights_are_shares_of_learnt_tokens_and_not_of_rows",
     ),
     _mutant(
+        "weights never reach the data plan",
+        "DAT-1",
+        "trainer/run.py",
+        "rows.difficulty, rows.mixture)",
+        "rows.difficulty)",
+        "trainer/data/build/test_built_training.py::"
+        "test_tokens_trained_have_the_declared_shares_within_one_per_cent",
+    ),
+    _mutant(
+        "a build depends on more than its inputs",
+        "DAT-1",
+        "trainer/data/build/build.py",
+        "        mix_sha256=mix.sha256,",
+        "        mix_sha256=str(staged_directory) + str(id(mix)),",
+        "trainer/data/build/test_build_corpus.py::test_same_inputs_same_bytes",
+    ),
+    _mutant(
         "near copies stay in the corpus",
         "DAT-2",
         "trainer/data/build/drop.py",
@@ -483,6 +500,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "trainer/data/build/test_build_readiness.py::test_every_shortfall_is_named_with_both_numbers",
     ),
     _mutant(
+        "a run begins on a corpus that is not ready",
+        "DAT-4",
+        "trainer/run.py",
+        "        raise DataError([problem])",
+        "        reporter.warn(problem.message)",
+        "trainer/data/build/test_built_training.py::test_the_trainer_measures_again_in_its_own_window",
+    ),
+    _mutant(
+        "a corpus that was changed is still trusted",
+        "DAT-4",
+        "trainer/data/build/manifest.py",
+        "    if recorded is None or digest_file(rows) != recorded:",
+        "    if recorded is None:",
+        "trainer/data/build/test_built_training.py::test_a_changed_corpus_is_refused",
+    ),
+    _mutant(
         "too few rows are ready",
         "DAT-4",
         "trainer/data/build/readiness.py",
@@ -499,6 +532,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "trainer/data/build/test_build_oracle.py::test_a_compiler_tells_good_answers_from_bad_ones",
     ),
     _mutant(
+        "an oracle sees our environment",
+        "DAT-5",
+        "trainer/data/build/oracle.py",
+        "environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}",
+        "environment = dict(os.environ)",
+        "trainer/data/build/test_build_oracle.py::test_the_environment_is_scrubbed_and_the_folder_its_own",
+    ),
+    _mutant(
+        "a comment that stands alone asks for the next declaration",
+        "DAT-5",
+        "trainer/data/build/tree_declarations.py",
+        "(grammar.adjacent and _last_line(comments[-1]) + 1 != first.start_point.row)",
+        "False",
+        "trainer/data/build/test_build_tree_declarations.py::test_every_language_names_its_declarations",
+    ),
+    _mutant(
         "a build writes over what is there",
         "DAT-6",
         "trainer/data/build/build.py",
@@ -513,5 +562,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "            problems += [mix.problem(key, *found) for found in _loops(mix, source, out)]",
         "            problems += []",
         "trainer/data/build/test_build_corpus.py::test_a_mix_that_names_its_own_output_is_refused",
+    ),
+    _mutant(
+        "a corpus of a corpus of the mix is a source like any other",
+        "DAT-6",
+        "trainer/data/build/build.py",
+        "            descent |= set(file.manifest.descent) if file.manifest else set()",
+        "            descent |= set()",
+        "trainer/data/build/test_build_corpus.py::test_a_corpus_that_derives_from_the_mix_is_refused_at_any_distance",
     ),
 )

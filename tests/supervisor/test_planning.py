@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from supervisor.config import LoadedConfig, load_config
+from supervisor.planning import room
 from supervisor.planning.fit import Fit, Room, judge
 from supervisor.planning.forecaster import Forecaster, NoForecastError
 from supervisor.planning.pace import estimate, measured_rate
@@ -21,7 +22,8 @@ from supervisor.protocol.events import EventLog
 from supervisor.protocol.forecast import DataForecast, MemoryForecast, Question
 from supervisor.protocol.paths import RunPaths
 from supervisor.relief.effective import effective_document
-from supervisor.sensors.snapshot import GpuReading, Unknown
+from supervisor.sensors.cgroup import MemoryCgroup
+from supervisor.sensors.snapshot import CgroupReading, GpuReading, Unknown
 from supervisor.yaml_source import render_yaml
 
 GIB = 1 << 30
@@ -107,11 +109,11 @@ def test_an_upper_bound_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_unknown_neither_fits_nor_is_hopeless(config: LoadedConfig) -> None:
-    for forecast, room in (
+    for forecast, there in (
         (lambda _: MemoryForecast(unknown="nobody knows."), CARD),
         (simple_model, Room("cuda", None, "no card here")),
     ):
-        fit = judge_config(config, room, {}, forecast)
+        fit = judge_config(config, there, {}, forecast)
         assert fit.fits is None and not fit.hopeless and not fit.steps
         assert "not known" in verdict(fit).lower()
 
@@ -157,6 +159,16 @@ def test_the_room_follows_the_device() -> None:
     assert find_room("auto", None, (card(0, 8),), {}).device == "cuda"
     assert find_room("cpu", 16, (card(0, 8),), {}) == host_room()
     assert host_room().total
+
+
+def test_a_control_group_leaves_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = host_room()
+    group = MemoryCgroup(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/ours"))
+    monkeypatch.setattr(room, "find_cgroup", lambda _: group)
+    for limit, there in ((GIB, GIB), (1 << 60, whole.total), (None, whole.total), (Unknown("x"), whole.total)):
+        reading = CgroupReading(2, "ours", limit, None, Unknown("x"), Unknown("x"))
+        monkeypatch.setattr(room, "read_cgroup", lambda _, reading=reading: reading)
+        assert host_room().total == there
 
 
 # --- the program that answers ---------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -130,7 +130,7 @@ def test_the_newest_is_saved_and_verifies(opened: Run) -> None:
 # proves SUP-11: an evaluation that was owed is entered later, and may make it the best one
 def test_a_rating_that_comes_later_counts(opened: Run) -> None:
     put(opened, "a", 6)
-    follower = Follower(opened, [], cast(Sensing, None))
+    follower = Follower(opened, [], Sensing(opened.paths, opened.journal, {}))
     rescue(opened, follower)
     saved = opened.paths.checkpoint(6)
     assert [event.step for event in events(opened.paths.root, "checkpoint_verified")] == [6]
@@ -183,7 +183,7 @@ def test_a_damaged_one_is_passed_over_and_said(opened: Run, damage: Any) -> None
 def test_a_damaged_one_is_given_up(opened: Run) -> None:
     slot = put(opened, "a", 6)
     flip_a_bit(slot)
-    rescue(opened, Follower(opened, [], cast(Sensing, None)))
+    rescue(opened, Follower(opened, [], Sensing(opened.paths, opened.journal, {})))
     assert with_snapshot(opened, ()) == ()
     end_snapshots(opened, completed=False)
     assert len(warnings(opened)) == 1 and not slot.parent.exists()

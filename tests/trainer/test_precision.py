@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +38,7 @@ from trainer import head_loss, precision
 from trainer.config import LoraSection
 from trainer.errors import ConfigurationError
 from trainer.model import add_adapter, trainable_parameters
+from trainer.planner.live import LiveBytes
 from trainer.precision import keep_norms_in_float32, narrow, norms
 from trainer.sft import SupervisedSFTTrainer
 
@@ -58,36 +58,6 @@ class Operators(TorchDispatchMode):
         tensors = [value for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()]
         self.seen.setdefault(func.overloadpacket.__name__, set()).update(tensor.dtype for tensor in tensors)
         return func(*args, **(kwargs or {}))
-
-
-class LiveBytes(TorchDispatchMode):
-    """The most bytes of tensors made inside it that were alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor):
-                self._note(value.untyped_storage())
-        return result
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        size = storage.nbytes()
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
 
 
 class Watched(SupervisedSFTTrainer):
@@ -279,9 +249,13 @@ class Gradients(SupervisedSFTTrainer):
     """Keeps the gradients of the first step, and how many bytes of tensors its first micro-batch made at the most."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        with LiveBytes() as live:
+        live = LiveBytes()
+        for parameter in model.parameters():
+            live.add(parameter, "weights")
+        with live, live.phase("step"):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        self.peak_bytes = live.peak
+        peak = live.phases["step"]
+        self.peak_bytes = peak.total - peak.parts["weights"]
         return loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:

@@ -62,6 +62,7 @@ def document(tmp_path_factory: pytest.TempPathFactory, smol_tokenizer: PreTraine
         "model.fallback.base": shrunk(root / "two", smol_tokenizer, 64),
         "data.sources": f"[{{path: {write_rows(root / 'rows.jsonl', rows)}}}]",
         "data.validation.fraction": 0.2,
+        "train.optim": "adamw_8bit",  # a CPU has no paged memory
         "train.max_steps": 2,
         "train.max_length": 128,
         "train.gradient_accumulation_steps": 2,
@@ -79,7 +80,7 @@ def trained(document: dict[str, Any], run_dir: Path, layers_wide: int) -> None:
     trainer = attempt.built
     assert trainer.model.config.model_type == "qwen3" and trainer.model.config.hidden_size == layers_wide
     assert any("Linear4bit" in str(type(module)) for module in trainer.model.modules())
-    assert trainer.args.gradient_checkpointing and trainer.args.optim == "paged_adamw_8bit"
+    assert trainer.args.gradient_checkpointing and trainer.args.optim == "adamw_8bit"
     losses = attempt.progress("loss")
     assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
     assert verify_checkpoint(attempt.paths.checkpoint(2)) == []

@@ -368,7 +368,7 @@ def test_a_gradient_that_is_not_finite_ends_all_ranks(tiny: Tiny) -> None:
 @pytest.mark.slow
 def test_another_number_of_processes_is_named(tiny: Tiny) -> None:
     whole = train_together(tiny.prepare("two-then-one", {}, save_steps=2))
-    with pytest.raises(Exception, match="ranks: checkpoint 2, now \\(not recorded\\)"):
+    with pytest.raises(Exception, match="ranks: checkpoint 2, now 1"):
         tiny.run(
             "one-after-two",
             {"train.gradient_accumulation_steps": 4},

@@ -104,7 +104,7 @@ def test_the_last_evaluation_is_made_up_for(tiny: Tiny, undisturbed: Attempt) ->
 
 @pytest.mark.parametrize("where", ["locate", "load_base"])
 def test_loading_ends_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    def never(*args: Any) -> Any:
+    def never(*args: Any, **options: Any) -> Any:
         terminate_myself()
         time.sleep(5)
         pytest.fail("loading went on after SIGTERM")

@@ -38,7 +38,8 @@ answers are different rows."""
 LEADERS = 8
 """How many rows of a bucket the others are compared with at most."""
 
-PAIRS_AT_A_TIME = 1 << 13
+GRAMS_AT_A_TIME = 1 << 20
+"""Trigrams that are compared at a time, to bound the memory."""
 
 Kind = TypeVar("Kind", np.int64, np.uint64)
 
@@ -220,11 +221,13 @@ class _Store:
 
     def similar(self, left: Offsets, right: Offsets, threshold: float) -> NDArray[np.bool_]:
         """Whether each pair of rows is nearly the same."""
-        chunks = [
-            self._similar(left[start : start + PAIRS_AT_A_TIME], right[start : start + PAIRS_AT_A_TIME], threshold)
-            for start in range(0, len(left), PAIRS_AT_A_TIME)
-        ]
-        return np.concatenate(chunks) if chunks else np.zeros(0, np.bool_)
+        sizes = self.lengths.sum(axis=1)
+        pieces = (sizes[left] + sizes[right]).cumsum() // GRAMS_AT_A_TIME
+        same = np.zeros(len(left), np.bool_)
+        for piece in np.unique(pieces):
+            start, end = np.searchsorted(pieces, (piece, piece + 1))
+            same[start:end] = self._similar(left[start:end], right[start:end], threshold)
+        return same
 
     def _similar(self, left: Offsets, right: Offsets, threshold: float) -> NDArray[np.bool_]:
         parts = self.lengths.shape[1]
