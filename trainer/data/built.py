@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from trainer.errors import DataProblemError
 
 WARN_PASSES = 4.0
 """Passes over one source in a whole run from which its share is warned about."""
+SHARE_TOLERANCE = 0.01
+"""How far the planned share of a source may be from the declared one without a warning."""
 
 
 def built_corpus(sources: Sequence[Source]) -> CorpusManifest | None:
@@ -104,6 +106,25 @@ def planned_mixture(plan: DataPlan, rows: TokenRows) -> tuple[str, list[dict[str
         for entry in found
     ]
     return f"learnt tokens by source: {', '.join(parts)}", found
+
+
+def mixture_warnings(sources: Sequence[Mapping[str, float | str]]) -> list[str]:
+    """What of the plan (see :func:`planned_mixture`) its user would not expect; a sentence each."""
+    found = []
+    for source in sources:
+        name, declared, planned = source["source"], float(source["declared"]), float(source["planned"])
+        if float(source["passes"]) > WARN_PASSES:
+            found.append(
+                f"the run passes {source['passes']:.1f} times over the rows of source {name}; give it a lower weight "
+                "or more rows, or it will be learnt by heart"
+            )
+        if abs(planned - declared) > SHARE_TOLERANCE:
+            found.append(
+                f"source {name} gets {planned:.2%} of the learnt tokens though its weight declares {declared:.2%}: a "
+                "curriculum that train.max_steps cuts in the middle of an epoch, a window that was shortened late, or "
+                "a run of few rows keeps no share. Plan whole epochs (train.num_train_epochs), or more of them"
+            )
+    return found
 
 
 def _measured(keys: np.ndarray[Any, Any], long: np.ndarray[Any, Any], max_length: int, recorded: Measured) -> Measured:
