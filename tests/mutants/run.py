@@ -150,6 +150,7 @@ def _become(copy: Path, tests: Sequence[str], log: Path) -> None:
     except Exception as error:  # noqa: BLE001  # whatever it is, it is told and must not return into the parent's code
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 
