@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +19,7 @@ from supervisor.process.leftovers import end_leftovers
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import read_state
 
+LOOK_SECONDS = 0.1
 STEPS = 8
 """Optimiser steps: the first ones warm up, the rest is the measurement."""
 ALONE = ("limits.admission=off", "launch.standby=off", "notify.command=[]")
@@ -36,7 +38,7 @@ def probe(path: Path, sets: Sequence[str], config: LoadedConfig, runs: Path) -> 
         raise InputError(f"{path}: a job of kind {kind.name} plans no steps, so a few of them cannot be tried.")
     runs.mkdir(parents=True, exist_ok=True)
     patience = config.own.limits.stop_grace_seconds + BEYOND_GRACE_SECONDS
-    with sigterm_raises(), tempfile.TemporaryDirectory(prefix=".probe-", dir=runs) as folder:
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=runs) as folder:
         run_dir = Path(folder) / "run"
         code, words = run_to_its_end(probe_command(path, sets, kind, run_dir), run_dir, patience)
         if code != 0:
@@ -57,21 +59,22 @@ def probe_command(path: Path, sets: Sequence[str], kind: PlansSteps, run_dir: Pa
 
 
 def run_to_its_end(command: Sequence[str], run_dir: Path, patience_seconds: float) -> tuple[int, str]:
-    """The exit code of a ``mens-sup run`` in ``run_dir``, and what it said on stderr.
+    """The exit code of a ``mens-sup run`` in ``run_dir``, and what it said on stderr. Main thread only.
 
-    When an exception cuts the waiting short, it is asked to stop (SIGTERM) and has ``patience_seconds`` for it. Nothing
-    of it is left on return.
+    On SIGINT or SIGTERM it is asked to stop and has ``patience_seconds`` for it, until the second such signal; then
+    KeyboardInterrupt or SystemExit is raised. Nothing of it is left in any case.
     """
-    with tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as stderr, noted_signals() as asked:
         # In a session of its own: Ctrl-C is for us, and we ask it once.
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
         try:
-            process.wait()
-        except BaseException:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience_seconds)
-            raise
+            while process.poll() is None and not asked:
+                time.sleep(LOOK_SECONDS)
+            if asked and process.poll() is None:
+                process.terminate()
+                until = time.monotonic() + patience_seconds
+                while process.poll() is None and len(asked) == 1 and time.monotonic() < until:
+                    time.sleep(LOOK_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -79,18 +82,24 @@ def run_to_its_end(command: Sequence[str], run_dir: Path, patience_seconds: floa
             for attempt in sorted(RunPaths(run_dir).attempts.glob("*")):
                 end_leftovers(RunPaths(run_dir).attempt(int(attempt.name)).spec)
         stderr.seek(0)
-        return process.returncode, stderr.read().decode(errors="replace").strip()
+        words = stderr.read().decode(errors="replace").strip()
+    if asked:
+        raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
+    return process.returncode, words
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends us by way of every ``finally``, with the exit code that a shell gives it. Main thread only."""
+def noted_signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are only noted: an exception between the start of a process and our knowing of it would leave
+    it behind."""
+    noted: list[int] = []
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield noted
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.planning.probe import probe_command, run_to_its_end, sigterm_raises
+from supervisor.planning.probe import probe_command, run_to_its_end
 from supervisor.process.leftovers import processes_of
 from supervisor.protocol.paths import RunPaths
 from trainer.job import SFT
@@ -50,7 +50,7 @@ def test_nothing_is_left_when_a_probe_is_interrupted(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(ending), sigterm_raises():
+    with pytest.raises(ending):
         run_to_its_end([sys.executable, "-c", SUPERVISOR, str(tmp_path)], tmp_path, CAP_SECONDS)
     thread.join()
     assert lived and not processes_of(files.spec)
