@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -169,11 +169,24 @@ class DuplicateFinder:
         if self._lengths is None:
             return Duplicates(exact_of, exact_of.copy())
         self._first.clear()
+        self._threshold = threshold
         firsts = np.flatnonzero(exact_of == np.arange(len(exact_of)))
-        parents = _clusters(self._bands.values(), _Store(self._file, self._lengths.values()), threshold)
+        self._stored_of = np.searchsorted(firsts, exact_of)
+        self._store = _Store(self._file, self._lengths.values())
+        parents = _clusters(self._bands.values(), self._store, threshold)
         cluster_of = exact_of.copy()
         cluster_of[firsts] = firsts[parents]
         return Duplicates(exact_of, cluster_of[exact_of])
+
+    def similar(self, left: Offsets, right: Offsets) -> NDArray[np.bool_]:
+        """Whether two rows are near duplicates of one another, pair by pair; after :meth:`finish`. Raises OSError."""
+        same = np.zeros(len(left), np.bool_)
+        if len(left):
+            one, other = self._stored_of[left], self._stored_of[right]
+            bands = self._bands.values()
+            met = np.flatnonzero((bands[one] == bands[other]).any(axis=1))
+            same[met] = self._store.similar(one[met], other[met], self._threshold)
+        return same
 
 
 class DuplicateSearch:
@@ -277,6 +290,7 @@ def _clusters(bands: Hashes, store: _Store, threshold: float) -> Offsets:
     """For every row the first row of its cluster."""
     parents = np.arange(len(bands))
     comparable = np.flatnonzero(store.lengths.sum(axis=1) > 0)
+    different = np.empty(0, np.uint64)  # pairs that met in a band before and are not similar
     for band in range(BANDS):
         keys = bands[comparable, band]
         order = np.argsort(keys, kind="stable")
@@ -289,7 +303,11 @@ def _clusters(bands: Hashes, store: _Store, threshold: float) -> Offsets:
             left, right = left[apart], right[apart]
             if not len(left):
                 break
-            same = store.similar(left, right, threshold)
+            pairs = left.astype(np.uint64) << np.uint64(32) | right.astype(np.uint64)
+            unknown = ~np.isin(pairs, different)
+            same = np.zeros(len(pairs), np.bool_)
+            same[unknown] = store.similar(left[unknown], right[unknown], threshold)
+            different = np.union1d(different, pairs[~same])
             parents = united(parents, left[same], right[same])
             keys, members = keys[~first][apart][~same], right[~same]
     return parents
