@@ -216,13 +216,15 @@ def test_questions_are_answered_one_after_the_other() -> None:
     ("code", "patience", "said"),
     [
         ("import sys; print('out of luck', file=sys.stderr); sys.exit(3)", 60.0, "exit status 3: out of luck"),
+        ("import sys; sys.exit('HF_TOKEN=hf_abcdefghijklmnop is bad')", 60.0, r"is bad$"),
         ("import time; time.sleep(600)", 0.2, "no answer within"),
         ("input(); print('what?', flush=True); input()", 60.0, "cannot be understood"),
     ],
 )
 def test_no_answer_is_said_to_be_none(code: str, patience: float, said: str) -> None:
-    with forecaster(code, patience) as asked, pytest.raises(NoForecastError, match=said):
+    with forecaster(code, patience) as asked, pytest.raises(NoForecastError, match=said) as caught:
         asked.memory(ASKED)
+    assert "hf_abcdef" not in str(caught.value)
 
 
 def test_nobody_waits_who_does_not_want_to() -> None:
