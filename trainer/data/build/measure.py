@@ -10,7 +10,7 @@ import numpy as np
 from supervisor.problems import ConfigError
 from trainer.data.build.manifest import SourceRecord
 from trainer.data.build.mix import Mix
-from trainer.data.build.oracle import Verdict
+from trainer.data.build.oracle import UNDECIDED, Verdict
 from trainer.data.build.readiness import Measured, shortfalls
 from trainer.data.build.table import Bools, Ints, Reason, Table
 from trainer.data.build.tokens import TokenTable
@@ -100,6 +100,7 @@ def _measured(mix: Mix, table: Table, kept: Bools, verdicts: Sequence[str], toke
         passed=list(verdicts).count(Verdict.PASS.value),
         over_length=None if tokens is None or window is None else int((tokens.tokens[kept] > window).sum()),
         max_length=window,
+        undecided=sum(list(verdicts).count(verdict.value) for verdict in UNDECIDED),
     )
 
 

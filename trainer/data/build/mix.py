@@ -44,7 +44,8 @@ class ReadinessSection(Section):
 
 class OracleSection(Section):
     command: Annotated[list[StrictStr], Field(min_length=1)]
-    """Program and arguments; {file} is replaced by a file with the answer. Exit code 0 passes."""
+    """Program and arguments; {file} is replaced by a file with the answer. Exit code 0 passes. Paths with a slash are
+    relative to the mix."""
     suffix: Annotated[StrictStr, Field(pattern=r"^\.[A-Za-z0-9]{1,16}$")] = ".txt"
     """End of that file's name, such as .py."""
     take: Literal["answer", "code_block"] = "answer"
@@ -52,7 +53,7 @@ class OracleSection(Section):
     prepend: StrictStr = ""
     """Text before the answer in the file, such as an import."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 20.0
-    """A command that takes longer is ended, and the answer has not passed."""
+    """A command that takes longer is ended, and the answer has not passed; the build says how many."""
     on_fail: Literal["drop", "keep"] = "drop"
     """Rows whose answer does not pass are dropped and listed, or kept with their verdict."""
 
@@ -60,6 +61,8 @@ class OracleSection(Section):
     def _has_placeholder(self) -> OracleSection:
         if not any(FILE_PLACEHOLDER in part for part in self.command):
             raise ValueError(f"the command never names {FILE_PLACEHOLDER}, so it would judge no answer; add it")
+        if any("\0" in part for part in self.command):
+            raise ValueError("the command has a NUL character, which no program can be given; remove it")
         return self
 
 
