@@ -142,8 +142,8 @@ class MixedRows:
         return middles
 
     def _by_source(self, rows: Ints, learnt: Ints) -> Floats:
-        counts: Floats = np.bincount(self._mixture.sources[rows], weights=learnt[rows], minlength=len(self._members))
-        return counts
+        counts = np.bincount(self._mixture.sources[rows], weights=learnt[rows], minlength=len(self._members))
+        return counts.astype(np.float64)
 
 
 def without(rows: Ints, used: Ints, n: int) -> Ints:
