@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 class Prepared:
     """Some rows of a source, in their order.
 
-    ``read`` counts all of them, ``bad`` holds those that cannot be used, ``contents`` a digest (16 bytes) of each of
+    ``read`` counts all of them, ``digests`` has one of each; ``bad`` holds those that cannot be used, ``good`` counts
     the others. Of these the sampled ones are in ``lines`` as for the spool, with ``answers`` (64 bits of the key of
     each answer), ``ranks`` (64 bits by which caps choose), and by position in ``lines`` the bench item in ``hits``.
     ``sketches`` are of the sampled rows without one.
@@ -52,7 +52,8 @@ class Prepared:
 
     read: int = 0
     bad: list[BadRow] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)
+    good: int = 0
+    digests: list[bytes] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
     answers: array[int] = field(default_factory=lambda: array("Q"))
     ranks: array[int] = field(default_factory=lambda: array("Q"))
@@ -79,11 +80,13 @@ class Preparer:
             found.read += 1
             if isinstance(row, BadRow):
                 found.bad.append(row)
+                found.digests.append(_digest(f"{row.file}:{row.line}: {row.problem}".encode(errors="replace")))
                 characters += len(row.problem)
             else:
                 content = msgspec.json.encode((row.messages, row.tools))
-                digest = hashlib.blake2b(content, digest_size=16).digest()
-                found.contents.append(digest)
+                digest = _digest(content)
+                found.good += 1
+                found.digests.append(digest + _digest(msgspec.json.encode(row.extra)) if row.extra else digest)
                 characters += len(content)
                 if section.sample_rate == 1 or _hash64(sampling + digest) < limit:
                     form = [normalised(part) for part in _parts(row)]
@@ -214,6 +217,10 @@ def _most(hits: list[BenchHit | None], called: dict[int, str], bench: BenchIndex
         if hit is not None and (before is None or hit.containment > before.containment):
             hits[row] = hit
     return hits
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _hash64(data: bytes) -> int:
