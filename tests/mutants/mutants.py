@@ -469,9 +469,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "near copies stay in the corpus",
         "DAT-2",
-        "trainer/data/build/drop.py",
-        '    if near == "drop":',
-        '    if near == "never":',
+        "trainer/data/build/settle.py",
+        '        if near == "drop":',
+        '        if near == "never":',
         "trainer/data/build/test_build_corpus.py::"
         "test_repeats_and_near_repeats_are_dropped_and_listed_with_what_they_are_copies_of",
     ),
