@@ -156,7 +156,10 @@ class Preparation:
         waiting: deque[Future[list[Prepared]]] = deque()
         try:
             for shown, lines in line_pieces(source):
-                waiting.append(self._pool.submit(_prepare_lines, source.index, shown, lines))
+                try:
+                    waiting.append(self._pool.submit(_prepare_lines, source.index, shown, lines))
+                except OSError as error:  # the pool wanted a process more while it was noticing that one was gone
+                    raise BrokenProcessPool from error
                 if len(waiting) > self._processes * (1 + PIECES_AHEAD):
                     yield from waiting.popleft().result()
             while waiting:
