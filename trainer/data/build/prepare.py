@@ -164,7 +164,9 @@ class Preparation:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file; the pipe to a process that is gone has no number
             raise InputError(
                 f"{source.section.path}: a process that was reading its rows was killed, mostly for want of memory. "
                 "Free memory and build again."
