@@ -45,8 +45,12 @@ __all__ = [
 
 M = TypeVar("M", bound=BaseModel)
 
-OPERATIONAL = frozenset({"limits", "relief", "notify", "launch", "name", "checkpoint.keep", "checkpoint.snapshot"})
-"""Keys that may change freely when a run directory is continued; nothing learnt depends on them."""
+OPERATIONAL = frozenset({
+    "limits", "relief", "notify", "name", "checkpoint.keep", "checkpoint.snapshot",
+    "launch.python", "launch.env", "launch.standby",
+})  # fmt: skip
+"""Keys that may change freely when a run directory is continued; nothing learnt depends on them. It does on how many
+processes train, and on how they share the work."""
 
 _SET_PREFIX = "--set "
 
@@ -276,7 +280,8 @@ def _process_problems(config: LoadedConfig) -> list[Problem]:
     if launch.processes == 1:
         return []
     message = f"launch.processes is {launch.processes}, and a job of kind {config.kind.name} starts no ranks of its own"
-    remedy = "Remove the key; a command starts them itself (`torchrun --nproc-per-node ...`)."
+    starter = "a command starts them itself (`torchrun --nproc-per-node ...`)"
+    remedy = f"Remove the key; {starter}." if config.kind.name == "command" else "Remove the key."
     return [Problem("launch.processes", message, remedy)]
 
 

@@ -53,8 +53,8 @@ class Limits(Section):
     """The longest pause between two attempts, in seconds."""
     admission: Literal["refuse", "warn", "off"] = "refuse"
     """Before the first attempt the peak memory is predicted and said. `refuse` starts nothing when it certainly cannot
-    fit: more than 1.3 times the memory there is, whatever relief is taken; `warn` only says so; `off` predicts
-    nothing."""
+    fit: more than 1.3 times the memory there is, whatever relief is taken; `warn` only says so; `off` predicts nothing.
+    """
 
     @model_validator(mode="after")
     def _ordered(self) -> Limits:

@@ -6,7 +6,7 @@ schema, checks, command and relief it uses. Everything here is free of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -148,6 +148,8 @@ class PlansSteps(Protocol):
 
     steps_key: str
     """The dotted key (section.key) that sets them."""
+    silent: Sequence[str]
+    """Assignments (key=value) with which a run that is thrown away tells no service of itself."""
 
     def planned_steps(self, sections: BaseModel) -> int | None:
         """None when they follow from the data."""
@@ -172,7 +174,7 @@ class Forecasts(Protocol):
         """What the configuration asks for: cuda, cpu, or auto for a GPU where there is one."""
 
     def speed_key(self, sections: BaseModel) -> str:
-        """Equal for runs that train about as many tokens per second on one machine."""
+        """Equal for runs whose processes train about as many tokens per second on one machine."""
 
 
 class UnknownKindError(Exception):

@@ -23,6 +23,7 @@ from supervisor.jobs import JobKind, PlansSteps
 from supervisor.protocol.atomic import write_atomic
 
 NOT_ALIKE = ("name", "limits", "relief", "notify", "checkpoint", "launch")
+ALIKE_IN_LAUNCH = ("processes", "strategy")
 KEPT = 200
 
 
@@ -42,6 +43,9 @@ def pace_file() -> Path:
 def likeness(kind: JobKind, document: Mapping[str, Any]) -> str:
     """Equal for runs that should be equally fast here."""
     kept = copy.deepcopy({key: value for key, value in document.items() if key not in NOT_ALIKE})
+    launch = document.get("launch", {})
+    if launch.get("processes", 1) > 1:
+        kept["launch"] = {key: launch[key] for key in ALIKE_IN_LAUNCH if key in launch}
     if isinstance(kind, PlansSteps):
         section, _, key = kind.steps_key.partition(".")
         if isinstance(kept.get(section), dict):

@@ -47,7 +47,7 @@ def main() -> int:
     try:
         lock.acquire()
         if spec.processes > 1:
-            return run_ranks(spec)
+            return _ranks(spec, paths)
         reporter = Reporter(spec)
         show_stacks(paths.attempt(spec.attempt).stacks)
     except LockHeldError as error:
@@ -62,11 +62,26 @@ def main() -> int:
         lock.release()
 
 
+def _ranks(spec: AttemptSpec, paths: RunPaths) -> int:
+    try:
+        return run_ranks(spec)
+    except OSError as error:
+        message = f"the {spec.processes} processes cannot be started: {one_paragraph(error)}"
+        _say(message)
+        report = ExitReport(classify(error), message, evidence=evidence_lines(error))
+        return _report(paths.attempt(spec.attempt).exit_report, report)
+
+
 def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
     """One of several processes: rank 0 reports, and each says in a file of its own how it ended."""
     files = paths.attempt(spec.attempt)
-    reporter = Reporter(spec) if place.rank == 0 else SilentReporter(spec)
-    show_stacks(files.stacks)
+    try:
+        reporter = Reporter(spec) if place.rank == 0 else SilentReporter(spec)
+        show_stacks(files.stacks)
+    except OSError as error:
+        message = f"the run directory {paths.root} cannot be written: {one_paragraph(error)}"
+        _say(message)
+        return _report(files.rank_report(place.rank), ExitReport(classify(error), message))
     return _report(files.rank_report(place.rank), _attempt(spec, reporter, place))
 
 

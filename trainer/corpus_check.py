@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.data.corpus import SourceDigest
+from trainer.data.mix_spec import MOST_PASSES
 
-MOST_PASSES = 4.0
-"""Passes over the data beyond which repeating it teaches little that is new (Muennighoff et al. 2023,
-arXiv 2305.16264): a run that plans more is refused."""
 TOKENS_PER_PARAMETER = 20
 """Of a model trained from scratch, for the best loss at a given cost (Hoffmann et al. 2022, arXiv 2203.15556)."""
 
@@ -43,10 +41,17 @@ def first_difference(before: Sequence[SourceDigest], now: Sequence[SourceDigest]
         old, new = before[index], now[index]
         if old.path != new.path:
             return f"source {index + 1} was {_shown(old)} and is {_shown(new)} now"
-        if old != new:
+        if (old.rows, old.digest, old.held_out) != (new.rows, new.digest, new.held_out):
             was, is_now = f"{old.rows} rows ({_short(old)})", f"{new.rows} rows ({_short(new)})"
             return f"the first source that differs is {old.path}: {was}, now {is_now}"
-    return "the rows of every source are the same, but others of them are kept or held out"
+    for old, new in zip(before, now, strict=True):
+        if old.weights != new.weights:
+            was, is_now = (found.weights or "none" for found in (old, new))
+            return f"the rows of every source are the same, but the weights of {old.path} were {was}, now {is_now}"
+    return (
+        "the rows of every source are the same, but others of them are kept or held out: which of them are near "
+        "duplicates of one another decides that as well, so another version of mens-supervisor may differ"
+    )
 
 
 def _shown(source: SourceDigest) -> str:

@@ -158,6 +158,7 @@ class SftKind:
 
     name = "sft"
     steps_key = "train.max_steps"
+    silent = ("train.report_to=[]",)
     standby = True
     schema: type[BaseModel] = SftSections
     rungs: Mapping[str, Rung] = {
@@ -239,8 +240,12 @@ class SftKind:
 
     def speed_key(self, sections: BaseModel) -> str:
         assert isinstance(sections, SftSections)
-        model = sections.model
-        return f"{model.base} {model.quantization} {model.dtype} {sections.device}"
+        model, train = sections.model, sections.train
+        return (
+            f"{model.base} {model.quantization} {model.dtype} r{model.lora.r} {model.attn_implementation} "
+            f"{sections.device} {train.per_device_train_batch_size}x{train.max_length} packing {train.packing} "
+            f"checkpointing {train.gradient_checkpointing}"
+        )
 
     def command(self, sections: BaseModel) -> list[str]:
         # -P: a trainer.py or datasets.py in the user's current folder must not shadow the real ones.

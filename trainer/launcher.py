@@ -67,7 +67,10 @@ class Place:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended. ``status``: an exit code, or the negative number of a signal. ``killed``: by us."""
+    """How one rank ended. ``status``: an exit code, or the negative number of a signal.
+
+    ``killed``: by us, when the others had ended.
+    """
 
     rank: int
     pid: int
@@ -86,6 +89,10 @@ class RankEnd:
 
     @property
     def how(self) -> str:
+        if self.killed:
+            return "did not end and was killed"
+        if self.report is not None and self.well and self.status < 0:
+            return f"was done, but ended by {_signal_name(-self.status)} on its way out"
         if self.report is not None:
             return f"ended with {self.report.kind.value}: {self.report.message}"
         if self.status < 0:
@@ -120,13 +127,20 @@ def run_ranks(spec: AttemptSpec, command: Sequence[str] | None = None) -> int:
         ends = ranks.until_all_ended()
     cause = first_cause(ends)
     report: ExitReport | None
-    if cause is None:
-        report = next(end.report for end in ends if end.rank == 0)
+    first = next(end for end in ends if end.rank == 0)
+    if first.well and (cause is None or cause.killed):
+        # Rank 0 has saved everything: a rank that is killed only because it did not end has cost nothing.
+        report = first.report
         assert report is not None, "a rank without a report has not ended well"
+        for end in ends:
+            if end.killed or end.status < 0:
+                _tell(spec, files, end)
     else:
+        assert cause is not None, "rank 0 has not ended well"
         report = cause.report
         if not _in_all(ends, report):
-            _tell(spec, files, cause, size)
+            others = "the other rank was ended for it" if size == 2 else f"the other {size - 1} ranks were ended for it"
+            _tell(spec, files, cause, "" if cause.killed else f"; {others}")
         if report is None:
             _end_like(cause.status)
             return cause.status
@@ -145,13 +159,15 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The rank whose end made the others end; ``ends`` in the order in which they were seen. None when all is well.
 
     Several may be seen at once, so what they say counts first: a rank that has lost another is not the cause, nor is
-    one that was killed for it.
+    one that was killed for it, unless all others have ended well.
     """
     if all(end.well for end in ends):
         return None
 
     def standing(end: RankEnd) -> int:
-        if end.killed or end.well:
+        if end.well:
+            return 5
+        if end.killed:
             return 4
         if end.report is None:
             return 0 if end.status < 0 else 1
@@ -281,10 +297,9 @@ def _environment(size: int, port: int) -> dict[str, str]:
     }
 
 
-def _tell(spec: AttemptSpec, files: AttemptPaths, cause: RankEnd, size: int) -> None:
+def _tell(spec: AttemptSpec, files: AttemptPaths, cause: RankEnd, others: str = "") -> None:
     """Name the rank in the events and in stderr.log, with the end of its own log: diagnosis reads that one."""
-    others = "the other rank was ended for it" if size == 2 else f"the other {size - 1} ranks were ended for it"
-    sentence = f"rank {cause.rank} (process {cause.pid}) {cause.how}; {others}"
+    sentence = f"rank {cause.rank} (process {cause.pid}) {cause.how}{others}"
     with contextlib.suppress(OSError):  # a full disk may be why it ended
         EventLog(RunPaths(Path(spec.run_dir)).events, "trainer", spec.attempt).append(
             "rank_ended", sentence, rank=cause.rank, pid=cause.pid

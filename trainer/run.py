@@ -26,7 +26,7 @@ from trainer.checkpoint import (
 from trainer.collate import BinCollator
 from trainer.config import SftSections
 from trainer.corpus_check import first_difference, from_scratch_sentence, overfit_problem
-from trainer.data.built import WARN_PASSES, planned_mixture, readiness_problem
+from trainer.data.built import mixture_warnings, planned_mixture, readiness_problem
 from trainer.data.corpus import Corpus, DataError, Validation, build_corpus
 from trainer.data.corpus_cache import cached_corpus, corpus_key
 from trainer.data.plan import DataPlan, PlanSpec, Segment, build_plan
@@ -79,7 +79,8 @@ def run_attempt(
     _check_ready(corpus, resumed is not None, reporter)
     identity = _identity(sections, base, renderer, corpus, ranks.size)
     if resumed is not None:
-        sources = first_difference(read_sources(resume_from), corpus.report.sources) if resume_from else ""
+        before = read_sources(resume_from, resumed) if resume_from else None
+        sources = first_difference(before, corpus.report.sources) if before is not None else ""
         for difference in check_compatible(resumed, identity, spec.accepted_changes, sources):
             reporter.event("accepted_change", difference)
 
@@ -96,7 +97,7 @@ def run_attempt(
     _check_passes(plan, train, spec.force_overfit, reporter)
     planned = _planned(plan, resumed, start_step)
     evaluations = Evaluations(
-        sections, reporter, read_standing(resume_from) if resume_from else Standing(),
+        sections, reporter, read_standing(resume_from, resumed) if resume_from and resumed else Standing(),
         held_out=sections.data.validation.path is not None,
     )  # fmt: skip
     over = evaluations.over if evaluations.standing.step == start_step else None
@@ -273,12 +274,8 @@ def _say_mixture(plan: DataPlan, rows: TokenRows, reporter: Reporter) -> None:
         return
     sentence, sources = mixture
     reporter.event("mixture", sentence, sources=sources)
-    for source in sources:
-        if float(source["passes"]) > WARN_PASSES:
-            reporter.warn(
-                f"the run passes {source['passes']:.1f} times over the rows of source {source['source']}; give it a "
-                "lower weight or more rows, or it will be learnt by heart"
-            )
+    for warning in mixture_warnings(sources):
+        reporter.warn(warning)
 
 
 def _segments(position: DataPosition | None, max_length: int) -> tuple[Segment, ...]:

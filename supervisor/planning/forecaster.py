@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from supervisor.protocol.forecast import DataForecast, MemoryForecast, Question
+from supervisor.redact import hide_secrets
 
 Answer = TypeVar("Answer", MemoryForecast, DataForecast)
 LOOK_SECONDS = 0.5
@@ -115,7 +116,7 @@ class Forecaster:
         self._words.seek(0, os.SEEK_END)
         self._words.seek(max(0, self._words.tell() - LAST_WORDS))
         lines = self._words.read().decode(errors="replace").strip().splitlines()
-        said = f": {lines[-1].strip()}" if lines else ""
+        said = f": {hide_secrets(lines[-1].strip())}" if lines else ""
         return f"its program ended with exit status {process.returncode}{said}"
 
     def _end(self, patience: float = LOOK_SECONDS) -> None:

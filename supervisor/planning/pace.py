@@ -53,7 +53,7 @@ def speed_of_past_runs(config: LoadedConfig, runs: Path) -> tuple[float, str] | 
     """Tokens per second of the newest run alike, and its name."""
     if not isinstance(config.kind, Forecasts) or not runs.is_dir():
         return None
-    wanted = config.kind.speed_key(config.sections)
+    wanted = _key(config)
     folders = [entry for entry in runs.iterdir() if RunPaths(entry).run_yaml.is_file()]
     folders.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
     for folder in folders[:LOOKED_AT]:
@@ -62,13 +62,19 @@ def speed_of_past_runs(config: LoadedConfig, runs: Path) -> tuple[float, str] | 
     return None
 
 
-def _key_of(folder: Path, config: LoadedConfig) -> str | None:
+def _key(config: LoadedConfig) -> tuple[str, int, str]:
+    """Equal for runs that train about as many tokens per second on one machine."""
     assert isinstance(config.kind, Forecasts)
+    launch = config.own.launch
+    return config.kind.speed_key(config.sections), launch.processes, launch.strategy
+
+
+def _key_of(folder: Path, config: LoadedConfig) -> tuple[str, int, str] | None:
     try:
         document, _ = read_yaml(RunPaths(folder).run_yaml)
         if document.get("kind") != config.kind.name:
             return None
-        return config.kind.speed_key(load_document(document, config.kind, source=str(folder)).sections)
+        return _key(load_document(document, config.kind, source=str(folder)))
     except ConfigError:  # of another version of the schema: a run that tells us nothing
         return None
 

@@ -57,7 +57,7 @@ def make_plan(config: LoadedConfig, gpu_gib: float | None, runs: Path) -> Plan:
     environment = {**os.environ, **config.own.launch.env}
     wanted = kind.device(config.sections)
     gpus = read_gpus() if wanted != "cpu" and gpu_gib is None else Unknown("not asked")
-    room = find_room(wanted, gpu_gib, gpus, environment)
+    room = find_room(wanted, gpu_gib, gpus, environment, config.own.launch.processes)
     with Forecaster(forecaster_command(config, kind), environment, PATIENCE_SECONDS) as forecaster:
         data = data_of(forecaster, config.document, room)
         predict = predictor(forecaster, room, data.longest_sequence)

@@ -31,8 +31,7 @@ class MemoryForecast(msgspec.Struct, frozen=True):
     ``parts`` are those of the moment that needs most (``when``), without the overheads: ``allocator_bytes`` is what the
     allocator holds beyond live tensors, ``context_bytes`` what the process needs besides. ``peak_bytes`` is the sum of
     all. ``calibration`` says where the allocator's share is from. ``checkpoint_bytes``: of one checkpoint on disk;
-    ``cache_bytes``: of what the first start adds to the cache. ``at_most``: less may do, how much less is not
-    predicted.
+    ``cache_bytes``: of what the first start adds to the cache. ``at_most``: less may do, how much less isn't predicted.
     """
 
     unknown: str = ""

@@ -13,6 +13,7 @@ from supervisor.planning.plan import forecaster_command, judge_config, predictor
 from supervisor.planning.room import find_room, read_gpus
 from supervisor.planning.wording import verdict
 from supervisor.relief.policy import Stop
+from supervisor.sensors.gpu import Gpus
 from supervisor.sensors.snapshot import Unknown
 from supervisor.state import Outcome
 from supervisor.supervise.opening import Run
@@ -34,15 +35,25 @@ def admit(run: Run, going_on: Callable[[], bool]) -> Stop | None:
         return None
     environment = {**os.environ, **config.own.launch.env}
     wanted = kind.device(config.sections)
-    room = find_room(wanted, None, Unknown("not asked") if wanted == "cpu" else read_gpus(), environment)
+    gpus: Gpus = Unknown("not asked") if wanted == "cpu" else read_gpus()
+    room = find_room(wanted, None, gpus, environment, config.own.launch.processes)
     with Forecaster(forecaster_command(config, kind), environment, PATIENCE_SECONDS, going_on) as forecaster:
         fit = judge_config(config, room, run.facts, predictor(forecaster, room))
     message = verdict(fit)
-    refused = how == "refuse" and fit.hopeless
+    refused = how == "refuse" and fit.hopeless and not has_trained(run)
     if fit.fits is False and not refused:
         message += " It is tried nevertheless; when memory runs out, relief is taken."
     run.journal.event("admission", message, **figures(fit))
     return Stop(Outcome.FAILED_CONFIG, _refusal(message)) if refused else None
+
+
+def has_trained(run: Run) -> bool:
+    """Has an attempt of this very configuration saved a verified checkpoint? Then it fits, whatever is predicted."""
+    saved = run.state.last_checkpoint
+    if saved is None or run.taken_over:
+        return False
+    checkpoint = run.paths.root / saved
+    return checkpoint.is_dir() and checkpoint.parent == run.paths.checkpoints(run.state.lineage)
 
 
 def figures(fit: Fit) -> dict[str, Any]:

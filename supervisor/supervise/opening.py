@@ -279,7 +279,9 @@ def _highest_attempt(paths: RunPaths) -> int:
 def _take_over(run: Run, request: RunRequest) -> list[Patch]:
     """Compare the submitted configuration with the run's; record what may change, refuse the rest."""
     assert request.config is not None
-    before = effective_document(run.submitted, run.state.overrides, [])
+    stored = effective_document(run.submitted, run.state.overrides, [])
+    # A run of an earlier version lacks the newer keys, which have their defaults.
+    before = load_document(stored, run.kind, source=str(run.paths.run_yaml)).document
     after = request.config.document
     if refused := unaccepted(before, after, request.accept_changes):
         listed = "; ".join(_shown(patch) for patch in refused)

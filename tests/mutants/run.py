@@ -22,6 +22,8 @@ from mutants import MUTANTS, Mutant
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("supervisor", "trainer", "rft", "evalsuite")
+COPIED = (*PACKAGES, "tests", "configs", "benchmarks")
+"""Tests as well: who edits while mutants run must not confuse them."""
 IMPORTED_BEFORE = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "hypothesis", "pytest")
 PATIENCE_SECONDS = 3600.0
 TESTS_FAILED = 1
@@ -55,9 +57,7 @@ def run(chosen: Sequence[Mutant]) -> int:
         importlib.import_module(name)
     tests = list(dict.fromkeys(mutant.test for mutant in chosen))
     with tempfile.TemporaryDirectory(prefix="mens-mutants-") as folder:
-        copy = Path(folder)
-        for package in PACKAGES:
-            shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        copy = copied(Path(folder))
         code, log = _pytest(copy, tests)
         if code != 0:
             print(log, f"the tests fail on the source as it is (exit code {code}); no mutant was tried", sep="\n")
@@ -76,9 +76,17 @@ def run(chosen: Sequence[Mutant]) -> int:
     return 0 if killed == len(chosen) else 1
 
 
-def mutated(mutant: Mutant) -> str | None:
-    """The file with the mutant's edits, None when an old text does not stand there exactly once."""
-    text = (PROJECT / mutant.file).read_text(encoding="utf-8")
+def copied(folder: Path) -> Path:
+    """Everything that tests need, in ``folder``."""
+    for name in COPIED:
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "pyproject.toml", folder)
+    return folder
+
+
+def mutated(mutant: Mutant, source: Path = PROJECT) -> str | None:
+    """The file of ``source`` with the mutant's edits, None when an old text does not stand there exactly once."""
+    text = (source / mutant.file).read_text(encoding="utf-8")
     for old, new in mutant.edits:
         if text.count(old) != 1:
             return None
@@ -87,7 +95,7 @@ def mutated(mutant: Mutant) -> str | None:
 
 
 def try_mutant(copy: Path, mutant: Mutant) -> tuple[Fate, str]:
-    text = mutated(mutant)
+    text = mutated(mutant, copy)
     if text is None:
         return Fate.NOT_FOUND, ""
     with _edited(copy / mutant.file, text):
@@ -145,11 +153,11 @@ def _become(copy: Path, tests: Sequence[str], log: Path) -> None:
             assert found is not None and Path(found).is_relative_to(copy), f"{package} is not the copy's but {found}"
         import pytest
 
-        places = [str(PROJECT / test) for test in tests]
-        code = int(pytest.main([*places, "-q", "-x", "--tb=short", f"--rootdir={PROJECT}", "-p", "no:warnings"]))
+        code = int(pytest.main([*tests, "-q", "-x", "--tb=short", f"--rootdir={copy}", "-p", "no:warnings"]))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is told and must not return into the parent's code
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 

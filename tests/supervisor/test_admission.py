@@ -112,6 +112,22 @@ def test_what_is_not_known_keeps_no_run_from_starting(tmp_path: Path, code: str)
     assert data["predicted_bytes"] is None
 
 
+def test_what_has_trained_already_is_not_refused(tmp_path: Path) -> None:
+    """A verified checkpoint of this very configuration says more than any prediction."""
+    fault = {"at": 8, "do": "exit", "code": 1, "attempt": 1}
+    few = {"max_attempts": 1}
+    assert supervised(tmp_path, memory(12), fault, **few) is not Outcome.COMPLETED
+    assert state(tmp_path / "run").last_checkpoint is not None
+    assert supervised(tmp_path, memory(600), fault, **few) is Outcome.COMPLETED
+    assert [event.data["fits"] for event in events(tmp_path / "run", "admission")] == [True, False]
+
+
+def test_what_has_trained_with_other_settings_may_be_refused(tmp_path: Path) -> None:
+    fault = {"at": 8, "do": "exit", "code": 1, "attempt": 1}
+    assert supervised(tmp_path, memory(12), fault, max_attempts=1) is not Outcome.COMPLETED
+    assert supervised(tmp_path, memory(600), fault, max_attempts=2) is Outcome.FAILED_CONFIG
+
+
 def test_it_is_asked_once_in_a_call(tmp_path: Path) -> None:
     fault = {"at": 3, "do": "exit", "code": 1, "attempt": 1}
     assert supervised(tmp_path, memory(12), fault) is Outcome.COMPLETED

@@ -28,6 +28,7 @@ from supervisor.yaml_source import render_yaml
 
 GIB = 1 << 30
 CARD = Room("cuda", 16 * GIB, "a card")
+BY_PLACE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.fixture
@@ -145,10 +146,28 @@ def card(index: int, gib: int | Unknown, uuid: str = "") -> GpuReading:
 def test_the_card_is_the_one_that_the_trainer_may_use() -> None:
     gpus = (card(0, 8), card(1, 24), card(2, Unknown("x")))
     assert gpu_room(gpus, {}).total == 24 * GIB
-    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "0"}).total == 8 * GIB
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "0", **BY_PLACE}).total == 8 * GIB
     assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-1"}).total == 24 * GIB
-    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "2"}).total is None
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "2", **BY_PLACE}).total is None
     assert gpu_room(Unknown("no driver"), {}).total is None
+
+
+def test_numbers_that_may_mean_another_card_leave_all_of_them() -> None:
+    """CUDA's card 0 is the fastest one, and the driver's that in the first slot."""
+    gpus = (card(0, 8, "GPU-aa11"), card(1, 80, "GPU-ab22"))
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "0"}).total == 80 * GIB
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "0", **BY_PLACE}).total == 8 * GIB
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}).total == 8 * GIB
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "GPU-a"}).total is None, "it is the beginning of two"
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "0,-1,1", **BY_PLACE}).total == 8 * GIB
+    assert gpu_room(gpus, {"CUDA_VISIBLE_DEVICES": "-1"}).total is None
+
+
+def test_each_process_has_a_card_of_its_own() -> None:
+    gpus = (card(0, 8), card(1, 24), card(2, 16))
+    assert [gpu_room(gpus, {}, number).total for number in (1, 2, 3)] == [24 * GIB, 16 * GIB, 8 * GIB]
+    none = gpu_room(gpus, {}, 4)
+    assert none.total is None and "4 processes need as many GPUs" in none.source
 
 
 def test_the_room_follows_the_device() -> None:
@@ -197,13 +216,15 @@ def test_questions_are_answered_one_after_the_other() -> None:
     ("code", "patience", "said"),
     [
         ("import sys; print('out of luck', file=sys.stderr); sys.exit(3)", 60.0, "exit status 3: out of luck"),
+        ("import sys; sys.exit('HF_TOKEN=hf_abcdefghijklmnop is bad')", 60.0, r"is bad$"),
         ("import time; time.sleep(600)", 0.2, "no answer within"),
         ("input(); print('what?', flush=True); input()", 60.0, "cannot be understood"),
     ],
 )
 def test_no_answer_is_said_to_be_none(code: str, patience: float, said: str) -> None:
-    with forecaster(code, patience) as asked, pytest.raises(NoForecastError, match=said):
+    with forecaster(code, patience) as asked, pytest.raises(NoForecastError, match=said) as caught:
         asked.memory(ASKED)
+    assert "hf_abcdef" not in str(caught.value)
 
 
 def test_nobody_waits_who_does_not_want_to() -> None:
@@ -241,7 +262,11 @@ def test_time_comes_from_runs_alike_or_is_unknown(
     assert nothing.seconds is None and "--probe" in nothing.source
     past_run(runs / "other", configured(tmp_path, "model.base=Qwen/Qwen3-8B"), [1.0] * 5)
     assert estimate(config, data, runs).seconds is None
-    past_run(runs / "longer", configured(tmp_path, "train.max_length=512"), [1.0, 1.0, 99.0, 100.0, 101.0])
+    for unlike in ("train.max_length=512", "train.per_device_train_batch_size=1", "train.gradient_checkpointing=true",
+                   "train.packing=false", "model.lora.r=4", "launch.processes=2"):  # fmt: skip
+        past_run(runs / unlike, configured(tmp_path, unlike), [1.0] * 5)
+        assert estimate(config, data, runs).seconds is None, unlike
+    past_run(runs / "longer", configured(tmp_path, "train.learning_rate=1e-5"), [1.0, 1.0, 99.0, 100.0, 101.0])
     found = estimate(config, data, runs)
     assert found.seconds == 600.0 and "longer" in found.source
     assert estimate(config, DataForecast(unknown="x"), runs).seconds is None

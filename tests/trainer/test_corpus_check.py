@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainer.corpus_check import first_difference, from_scratch_sentence, overfit_problem
 from trainer.data.corpus import SourceDigest
 
@@ -34,3 +36,12 @@ def test_the_first_source_that_differs_is_named() -> None:
     assert "the source /data/b.jsonl is new" in first_difference((A,), (A, B))
     assert "source 1 was /data/a.jsonl (10 rows" in first_difference((A, B), (B, A))
     assert "same" in first_difference((A, B), (A, B))
+
+
+# proves TRN-13, DAT-1: weights are a difference of their own
+def test_weights_that_differ_are_named() -> None:
+    before, now = (replace(B, weights=f"code {weight}, chat 1 (mix m)") for weight in (1, 2))
+    said = first_difference((A, before), (A, now))
+    assert said.endswith("the weights of /data/b.jsonl were code 1, chat 1 (mix m), now code 2, chat 1 (mix m)")
+    assert "were none, now code 2" in first_difference((B,), (now,))
+    assert "the first source that differs is" in first_difference((before,), (replace(now, rows=21),))

@@ -101,7 +101,8 @@ def end(rank: int, status: int, report: ExitReport | None = None, killed: bool =
         ([end(1, -9), end(0, 70, LOST)], 1),
         ([end(1, 1), end(0, -9, killed=True)], 1),
         ([end(0, 70, LOST), end(1, 3, NOT_LOADED)], 1),
-        ([end(0, 0, DONE), end(1, -9, killed=True)], 0),
+        ([end(0, 0, DONE), end(1, -9, killed=True)], 1),
+        ([end(1, 0, DONE), end(0, -9, killed=True)], 0),
         ([end(0, 70, LOST), end(1, 70, LOST)], 0),
     ],
 )

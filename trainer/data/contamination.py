@@ -1,8 +1,9 @@
 """Which rows contain an item of a bench that must stay out of the corpus. No torch.
 
 An item is in a row when at least :data:`MIN_CONTAINMENT` of the item's runs of ``n`` tokens (see
-:mod:`trainer.data.shingles`) stand in the row, wherever they stand and whatever stands around them. Shorter items
-must be there as a whole. Whitespace and letter case do not count, so a reformatted item is still found.
+:mod:`trainer.data.shingles`) stand in the row, wherever they stand and whatever stands around them. Runs that many
+items have in common do not count. Shorter items must be there as a whole. Whitespace and letter case do not count,
+so a reformatted item is still found.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.shingles import Grams, Offsets, chunks, ngrams, tokens
+from trainer.data.shingles import Grams, Hashes, Offsets, chunks, ngrams, tokens
 
 MIN_CONTAINMENT = 0.2
 """Share of an item's n-grams from which it counts as contained. No file of the standard library shares more than 0.08
@@ -22,6 +23,10 @@ found, with one in twenty 89 %, with one in ten 73 %."""
 
 SHORT_TOKENS = 8
 """Items of fewer tokens than this (and than ``n``) are not looked for: they stand in innocent rows by chance."""
+
+COMMON_ITEMS = 5
+"""A run of tokens that more items than this have is the bench's template, such as its instruction: it says nothing of
+any item, and does not count unless an item has no other."""
 
 MAX_FILTER = 1 << 24
 
@@ -53,10 +58,13 @@ class BenchIndex:
         long_items = np.flatnonzero(lengths >= n)
         whole_items = np.flatnonzero((lengths >= short) & (lengths < n))
         looks = []
+        known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        item_of = np.array([known[name] for name in names], np.int64)
         if len(long_items):
-            looks.append(_Look(n, MIN_CONTAINMENT, ngrams(grams, n), long_items))
+            looks.append(_Look(n, MIN_CONTAINMENT, ngrams(grams, n), long_items, item_of))
         if len(whole_items):
-            looks.append(_Look(short, 1.0, ngrams(grams, short), whole_items))
+            also_long = np.isin(item_of, item_of[long_items])
+            looks.append(_Look(short, 1.0, ngrams(grams, short), whole_items, item_of, also_long))
         guarded = {names[item] for item in np.flatnonzero(lengths >= short)}
         return cls(names, looks, list(dict.fromkeys(name for name in names if name not in guarded)))
 
@@ -80,9 +88,21 @@ class BenchIndex:
 
 
 class _Look:
-    """One gram size: items, and the sorted hashes of their grams, each with the items that have it."""
+    """One gram size: items, and the sorted hashes of their grams, each with the items that have it.
 
-    def __init__(self, size: int, enough: float, grams: Grams, items: Offsets) -> None:
+    ``item_of`` says which texts are of the same item: grams of more than COMMON_ITEMS do not count, unless an item
+    has no other. ``also``: texts whose item is looked for by another text anyway.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        enough: float,
+        grams: Grams,
+        items: Offsets,
+        item_of: Offsets,
+        also: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._size = size
         self._enough = enough
         self._items = items
@@ -90,6 +110,8 @@ class _Look:
         owners = np.repeat(np.arange(len(counts)), counts)
         chosen = np.isin(owners, items)
         pairs = np.unique(np.stack([grams.hashes[chosen], owners[chosen].astype(np.uint64)]), axis=1)
+        telling = _telling(pairs[0], pairs[1].astype(np.int64), item_of, also, whole=enough == 1.0)
+        pairs = pairs[:, telling]
         self._hashes, first, self._owner_counts = np.unique(pairs[0], return_index=True, return_counts=True)
         self._owner_starts = first
         self._owners = pairs[1].astype(np.int64)
@@ -118,6 +140,21 @@ class _Look:
         containment = shared / self._gram_counts[items]
         enough = containment >= self._enough
         return list(zip(rows[enough].tolist(), items[enough].tolist(), containment[enough].tolist(), strict=True))
+
+
+def _telling(
+    hashes: Hashes, owners: Offsets, item_of: Offsets, also: NDArray[np.bool_] | None, *, whole: bool
+) -> NDArray[np.bool_]:
+    """Which pairs of a gram and its text count. ``whole``: all of a text or nothing of it."""
+    grams = np.unique(hashes, return_inverse=True)[1]
+    by_item = np.unique(np.stack([grams, item_of[owners]]), axis=1)
+    telling: NDArray[np.bool_] = (np.bincount(by_item[0]) <= COMMON_ITEMS)[grams]
+    if whole:
+        telling = (np.bincount(owners[telling], minlength=len(item_of)) > 0)[owners]
+    without = np.bincount(item_of[owners][telling], minlength=len(item_of))[item_of] == 0
+    if also is not None:
+        without &= ~also
+    return telling | without[owners]
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from supervisor.jobs import Problem
-from trainer.data.built import built_corpus, missing_sources, source_name, unready, weighted
-from trainer.data.groups import group_names, near_duplicates
+from trainer.data.build.manifest import CorpusManifest
+from trainer.data.built import built_corpora, missing_sources, source_name, unready, weighted, weights_of
+from trainer.data.groups import NEAR_THRESHOLD, group_names
 from trainer.data.keys import CLUSTER_FIELD, response_key
 from trainer.data.messages import BadRow, Row
-from trainer.data.near_duplicates import duplicate_parts
+from trainer.data.near_duplicates import DuplicateSearch, duplicate_parts
 from trainer.data.render import Rendered, Renderer
 from trainer.data.sources import MAX_SHOWN_PROBLEMS, Source, read_source, row_problem
 from trainer.data.split import SplitError, rows_of_fraction, split
@@ -61,12 +62,16 @@ class BadRows:
 
 @dataclass(frozen=True)
 class SourceDigest:
-    """What one source gave: ``digest`` covers the ids and labels of its ``rows`` usable rows, in order."""
+    """What one source gave: ``digest`` covers the ids and labels of its ``rows`` usable rows, in order.
+
+    ``weights``: those that a built corpus declares, in words.
+    """
 
     path: str
     rows: int
     digest: str
     held_out: bool = False
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,15 +129,15 @@ class Corpus:
 class _Gathered:
     """Rendered rows of some sources, and what was left out of them on the way.
 
+    ``corpora`` is by row the index of its source, ``origins`` what that source, a built corpus, names as its own.
     ``correctable`` are the bad rows that somebody can correct: those of a file, not of other people's sources.
     """
 
     rendered: list[Rendered] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     levels: list[float | None] = field(default_factory=list)
-    parts: list[tuple[str, str]] = field(default_factory=list)
     clusters: list[str | None] = field(default_factory=list)
-    folders: set[Path] = field(default_factory=set)
+    corpora: list[int] = field(default_factory=list)
     origins: list[str | None] = field(default_factory=list)
     sources: list[SourceDigest] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
@@ -169,17 +174,24 @@ def build_corpus(
     always skipped and counted: nobody can correct them. ``on_progress`` is called every few hundred rows. Raises
     DataError: bad rows of files under ``refuse``, no rows, an impossible split; OSError when a source cannot be read.
     """
-    manifest = built_corpus(sources)
-    gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache, on_progress)
+    manifests = built_corpora(sources)
+    manifest = manifests[0] if len(manifests) == 1 else None
     held_out = None
-    if validation.path is not None:
-        known = metadata_fields | ({curriculum_field} if curriculum_field else set())
-        held_out = _gather([Source("jsonl", validation.path)], renderer, known, None, cache, on_progress)
+    with DuplicateSearch(seed) as search:
+        compare = None if validation.path is None and _are_compared(manifest) else search.add
+        gathered = _gather(sources, renderer, metadata_fields, curriculum_field, cache, compare, on_progress)
+        if validation.path is not None:
+            known = metadata_fields | ({curriculum_field} if curriculum_field else set())
+            files = [Source("jsonl", validation.path)]
+            held_out = _gather(files, renderer, known, None, cache, compare, on_progress)
+        near = None if compare is None else search.finish(NEAR_THRESHOLD).cluster_of.tolist()
+    weights = {str(source.path): weights_of(found) for source, found in zip(sources, manifests, strict=True)}
+    gathered.sources = [replace(source, weights=weights[source.path]) for source in gathered.sources]
     bad = gathered.bad + (held_out.bad if held_out else [])
     refused = gathered.correctable + (held_out.correctable if held_out else [])
     if refused and on_bad_row == "refuse":
         raise DataError([row_problem(row, "data") for row in refused[:MAX_SHOWN_PROBLEMS]], len(refused))
-    names = _groups(gathered, held_out, seed)
+    names = _groups(gathered, held_out, near)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups = [numbers[name] for name in names]
     rows = weighted(gathered.token_rows(groups[: len(gathered.keys)]), gathered.origins, manifest)
@@ -193,7 +205,8 @@ def build_corpus(
         leaked, kept = len(kept) - len(not_leaked), not_leaked
     rows = rows.select(kept) if len(kept) < len(rows) else rows
     _refuse_empty(rows, gathered, sources)
-    lacking = unready(rows, [gathered.origins[row] for row in kept], manifest, max_length) if manifest else []
+    corpora, origins = [gathered.corpora[row] for row in kept], [gathered.origins[row] for row in kept]
+    lacking = unready(rows, corpora, origins, manifests, max_length)
     _refuse_many_levels(rows, curriculum_field)
     if held_out is None:
         rows, held_out_rows = _split(rows, list(numbers), validation, seed)
@@ -219,8 +232,10 @@ def _gather(
     metadata_fields: frozenset[str],
     curriculum_field: str | None,
     cache: Path | None,
+    compare: Callable[[Sequence[str]], None] | None,
     on_progress: Callable[[], None],
 ) -> _Gathered:
+    """``compare`` is given what every row is compared with others by."""
     gathered = _Gathered()
     pending: deque[tuple[Row, Source]] = deque()
 
@@ -241,6 +256,7 @@ def _gather(
     seen: set[bytes] = set()
     digests = {source: hashlib.blake2b(digest_size=16) for source in sources}
     counts = dict.fromkeys(sources, 0)
+    numbers = {source: sources.index(source) for source in sources}
     for result in renderer.render_many(good_rows()):
         row, source = pending.popleft()
         if isinstance(result, BadRow):
@@ -260,8 +276,9 @@ def _gather(
         cluster = row.extra.get(CLUSTER_FIELD)
         # Clusters are numbered by each build alone.
         gathered.clusters.append(None if cluster is None else f"{source.path.parent}:{cluster}")
-        gathered.folders.add(source.path.parent)
-        gathered.parts.append(duplicate_parts(row))
+        if compare is not None:
+            compare(duplicate_parts(row))
+        gathered.corpora.append(numbers[source])
         gathered.origins.append(source_name(row))
     gathered.sources = [
         SourceDigest(str(source.path), counts[source], digest.hexdigest()) for source, digest in digests.items()
@@ -286,17 +303,18 @@ def _refuse_many_levels(rows: TokenRows, field_name: str | None) -> None:
         raise DataError([Problem("data.curriculum_field", message, f"round it to at most {MAX_LEVELS} levels")])
 
 
-def _groups(gathered: _Gathered, held_out: _Gathered | None, seed: int) -> list[str]:
-    """The name of each row's group, those of held-out rows after the others."""
+def _are_compared(manifest: CorpusManifest | None) -> bool:
+    """Whether the build has looked for all near duplicates that a split must keep together."""
+    return manifest is not None and manifest.compared_from is not None and manifest.compared_from <= NEAR_THRESHOLD
+
+
+def _groups(gathered: _Gathered, held_out: _Gathered | None, near: Sequence[int] | None) -> list[str]:
+    """The name of each row's group, those of held-out rows after the others. ``near``: what each is a copy of."""
     parts = [gathered, *([held_out] if held_out else [])]
     keys = [key for part in parts for key in part.keys]
     clusters = [cluster for part in parts for cluster in part.clusters]
     known = [row if cluster is None else cluster for row, cluster in enumerate(clusters)]
-    if None not in clusters and len({folder for part in parts for folder in part.folders}) == 1:
-        return group_names(keys, known)
-    # Nobody has compared all of these with one another yet.
-    texts = [text for part in parts for text in part.parts]
-    return group_names(keys, known, near_duplicates(texts, seed))
+    return group_names(keys, known, *([near] if near is not None else []))
 
 
 def _split(rows: TokenRows, names: Sequence[str], validation: Validation, seed: int) -> tuple[TokenRows, TokenRows]:

@@ -36,7 +36,8 @@ SHARE_OF_FREE_DISK = 0.05
 _ALIGNED = 64
 _KEY_CHARACTERS = 32
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
-_VERSIONS = ("tokenizers", "transformers", "jinja2", "numpy")
+_VERSIONS = ("tokenizers", "transformers", "jinja2", "numpy", "msgspec", "rensa", "xxhash")
+"""Of what reads, renders, groups and splits rows."""
 
 
 class _Array(msgspec.Struct, frozen=True):
@@ -98,9 +99,9 @@ def corpus_key(
         "code": _digest(sorted(Path(__file__).parent.rglob("*.py"))),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
-        "tokenizer": _digest(_tokenizer_files(tokenizer)),
+        "tokenizer": tokenizer_digest(tokenizer),
         "sources": [[source.type, str(source.path), source.max_rows, _state(source)] for source in sources],
-        "held_out": held_out and [str(held_out), _digest([held_out])],
+        "held_out": held_out and [str(held_out), _state_of_rows(held_out)],
         "settings": settings,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -183,8 +184,18 @@ def _rows(part: str, array: Callable[[str], np.ndarray[Any, Any] | None], mix: M
 def _state(source: Source) -> str:
     if source.type == "python_declarations":
         return tree_state(source.path)
-    manifest = source.path.parent / MANIFEST
-    return _digest([source.path, *([manifest] if manifest.is_file() else [])])
+    return _state_of_rows(source.path)
+
+
+def _state_of_rows(rows: Path) -> str:
+    """With the manifest beside the file: it decides which fields of its rows are known."""
+    manifest = rows.parent / MANIFEST
+    return _digest([rows, *([manifest] if manifest.is_file() else [])])
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Over all files of a model's folder that decide its tokens and its template. Raises OSError."""
+    return _digest(_tokenizer_files(folder))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

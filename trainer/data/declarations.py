@@ -76,15 +76,27 @@ def _files_of(root: Path) -> list[Path]:
     top = Path(sysconfig.get_path("stdlib")) if root == STDLIB else root
     if not top.is_dir():
         raise NotADirectoryError(f"{top} is not a folder with Python sources")
-    return list(_python_files(top))
+    return list(python_files(top))
 
 
-def _python_files(top: Path) -> Iterator[Path]:
+def python_files(top: Path) -> Iterator[Path]:
+    """The files below ``top`` that functions are taken from, in order."""
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if not _skipped(name))
         for name in sorted(names):
-            if name.endswith(".py") and not name.startswith("test_") and not name.endswith("_test.py"):
-                yield Path(folder, name)
+            if not name.endswith(".py") or name.startswith("test_") or name.endswith("_test.py"):
+                continue
+            if is_source_file(path := Path(folder, name)):
+                yield path
+
+
+def is_source_file(path: Path) -> bool:
+    """Whether it is a file with code: no pipe or device, no link to nowhere, no editor's own file, of a usable name."""
+    try:
+        path.name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return not path.name.startswith(".") and path.is_file()
 
 
 def _skipped(name: str) -> bool:

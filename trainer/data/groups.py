@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from trainer.data.near_duplicates import find_duplicates
+from collections.abc import Sequence
 
 NEAR_THRESHOLD = 0.8
 """Jaccard similarity of token trigrams from which rows count as copies, where nobody has looked for them before."""
@@ -35,9 +33,3 @@ def group_names(keys: Sequence[str], *relations: Sequence[str | int]) -> list[st
         top = root(row)
         names[top] = min(key, names.get(top, key))
     return [names[root(row)] for row in range(len(keys))]
-
-
-def near_duplicates(texts: Iterable[Sequence[str]], seed: int) -> list[int]:
-    """For each row, given as its parts, the number of the first row that it is a copy of."""
-    clusters: list[int] = find_duplicates(texts, threshold=NEAR_THRESHOLD, seed=seed).cluster_of.tolist()
-    return clusters

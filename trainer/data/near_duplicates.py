@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -80,13 +80,10 @@ def find_duplicates(
     file of about 4 bytes a token, by default the system's. The result depends on texts, threshold and seed only.
     Raises OSError when the file cannot be written.
     """
-    rows: Iterable[Sequence[str]] = ((text,) if isinstance(text, str) else text for text in texts)
-    sketcher = Sketcher(seed)
-    with DuplicateFinder(spool) as finder:
-        for chunk in _chunked(rows):
-            forms = [[normalised(part) for part in row] for row in chunk]
-            finder.add(sketcher.sketch(forms, encoded_tokens(encoded(forms))))
-        return finder.finish(threshold)
+    with DuplicateSearch(seed, spool) as search:
+        for text in texts:
+            search.add((text,) if isinstance(text, str) else text)
+        return search.finish(threshold)
 
 
 @dataclass(frozen=True)
@@ -172,29 +169,61 @@ class DuplicateFinder:
         if self._lengths is None:
             return Duplicates(exact_of, exact_of.copy())
         self._first.clear()
+        self._threshold = threshold
         firsts = np.flatnonzero(exact_of == np.arange(len(exact_of)))
-        parents = _clusters(self._bands.values(), _Store(self._file, self._lengths.values()), threshold)
+        self._stored_of = np.searchsorted(firsts, exact_of)
+        self._store = _Store(self._file, self._lengths.values())
+        parents = _clusters(self._bands.values(), self._store, threshold)
         cluster_of = exact_of.copy()
         cluster_of[firsts] = firsts[parents]
         return Duplicates(exact_of, cluster_of[exact_of])
+
+    def similar(self, left: Offsets, right: Offsets) -> NDArray[np.bool_]:
+        """Whether two rows are near duplicates of one another, pair by pair; after :meth:`finish`. Raises OSError."""
+        same = np.zeros(len(left), np.bool_)
+        if len(left):
+            one, other = self._stored_of[left], self._stored_of[right]
+            bands = self._bands.values()
+            met = np.flatnonzero((bands[one] == bands[other]).any(axis=1))
+            same[met] = self._store.similar(one[met], other[met], self._threshold)
+        return same
+
+
+class DuplicateSearch:
+    """:func:`find_duplicates` for rows that come one by one; of their texts it keeps few at a time."""
+
+    def __init__(self, seed: int, spool: Path | None = None) -> None:
+        self._sketcher, self._finder = Sketcher(seed), DuplicateFinder(spool)
+        self._forms: list[list[str]] = []
+        self._characters = 0
+
+    def __enter__(self) -> DuplicateSearch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._finder.__exit__(*error)
+
+    def add(self, row: Sequence[str]) -> None:
+        """The parts of the next row. Raises OSError when the temporary file cannot be written."""
+        self._forms.append([normalised(part) for part in row])
+        self._characters += sum(map(len, row))
+        if self._characters >= CHUNK_CHARACTERS:
+            self._sketch()
+
+    def finish(self, threshold: float) -> Duplicates:
+        """To be called once, at the end. Raises OSError."""
+        self._sketch()
+        return self._finder.finish(threshold)
+
+    def _sketch(self) -> None:
+        if self._forms:
+            self._finder.add(self._sketcher.sketch(self._forms, encoded_tokens(encoded(self._forms))))
+        self._forms, self._characters = [], 0
 
 
 def encoded(rows: Sequence[Sequence[str]]) -> list[bytes]:
     """All parts of all rows, as UTF-8; a lone surrogate is no error."""
     return [part.encode("utf-8", "surrogatepass") for row in rows for part in row]
-
-
-def _chunked(rows: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
-    chunk: list[Sequence[str]] = []
-    characters = 0
-    for row in rows:
-        chunk.append(row)
-        characters += sum(map(len, row))
-        if characters >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
 
 
 def _band_keys(hashes: Hashes, offsets: Offsets, seed: int) -> Hashes:
@@ -261,6 +290,7 @@ def _clusters(bands: Hashes, store: _Store, threshold: float) -> Offsets:
     """For every row the first row of its cluster."""
     parents = np.arange(len(bands))
     comparable = np.flatnonzero(store.lengths.sum(axis=1) > 0)
+    different = np.empty(0, np.uint64)  # pairs that met in a band before and are not similar
     for band in range(BANDS):
         keys = bands[comparable, band]
         order = np.argsort(keys, kind="stable")
@@ -273,14 +303,19 @@ def _clusters(bands: Hashes, store: _Store, threshold: float) -> Offsets:
             left, right = left[apart], right[apart]
             if not len(left):
                 break
-            same = store.similar(left, right, threshold)
-            parents = _united(parents, left[same], right[same])
+            pairs = left.astype(np.uint64) << np.uint64(32) | right.astype(np.uint64)
+            unknown = ~np.isin(pairs, different)
+            same = np.zeros(len(pairs), np.bool_)
+            same[unknown] = store.similar(left[unknown], right[unknown], threshold)
+            different = np.union1d(different, pairs[~same])
+            parents = united(parents, left[same], right[same])
             keys, members = keys[~first][apart][~same], right[~same]
     return parents
 
 
-def _united(parents: Offsets, left: Offsets, right: Offsets) -> Offsets:
-    """Merge the clusters of every pair; each cluster is named by its smallest member."""
+def united(parents: Offsets, left: Offsets, right: Offsets) -> Offsets:
+    """``parents`` with the clusters of every pair merged; each cluster is named by its smallest member."""
+    parents = parents.copy()
     while True:
         one, other = parents[left], parents[right]
         if (one == other).all():

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.mixture import Mixture, mixed_epochs
+from trainer.data.mixture import MixedRows, Mixture, without
 from trainer.data.pack import Ints, pack
 
 Floats = npt.NDArray[np.float64]
@@ -33,7 +33,8 @@ class PlanSpec(msgspec.Struct, frozen=True):
 
     ``bins_per_step`` is the global batch: bins per micro-batch x accumulation (x ranks). ``max_steps`` > 0
     decides how many steps there are, epochs wrap as often as needed; otherwise it is ``epochs``, of which a
-    fraction takes the first rows of the last epoch's order. ``segments`` begin with step 0 and never go
+    fraction takes the first rows of the last epoch's order (with a mixture, so much of every source). ``segments``
+    begin with step 0 and never go
     back; each that follows re-plans what its predecessor has not consumed.
     """
 
@@ -165,8 +166,8 @@ def build_plan(
 
     ``lengths(max_length)`` gives the tokens of every row fitted to ``max_length``; ``difficulty`` (by row)
     asks for a curriculum. When a segment begins in the middle of an epoch, the rows of that epoch which no
-    former step consumes are packed anew, in the epoch's order, so every whole epoch has each row once; with a
-    ``mixture``, as often as :func:`trainer.data.mixture.mixed_epochs` has it.
+    former step consumes are packed anew, in the epoch's order, so every whole epoch has each row once. With a
+    ``mixture`` :class:`trainer.data.mixture.MixedRows` chooses the rows of epochs and of such rests.
     Raises ValueError for a spec that makes no sense.
     """
     _check(n, spec)
@@ -174,17 +175,16 @@ def build_plan(
     wanted = spec.max_steps * spec.bins_per_step if spec.max_steps else None
     chunks: list[_Chunk] = []
     total = epoch = 0
-    next_mixed = mixed_epochs(mixture, spec.seed) if mixture else None
+    mixed = MixedRows(mixture, spec.seed) if mixture else None
 
     def segment_at(done: int) -> int:
         return max(index for index, start in enumerate(starts) if start <= done)
 
     while share := _share_of_epoch(spec, epoch):
-        if next_mixed is None:
-            rows = order(n, spec.seed, epoch, difficulty)
+        if mixed is None:
+            rows = order(n, spec.seed, epoch, difficulty)[: math.ceil(n * share - 1e-9)]
         else:
-            rows = _by_level(next_mixed(spec.segments[segment_at(total)].max_length), difficulty)
-        rows = rows[: math.ceil(len(rows) * share - 1e-9)]
+            rows = _by_level(mixed.draw(spec.segments[segment_at(total)].max_length, share), difficulty)
         while len(rows):
             segment = segment_at(total)
             length = spec.segments[segment].max_length
@@ -199,7 +199,10 @@ def build_plan(
             total += len(chunk)
             if total == wanted:
                 return DataPlan(spec, chunks, lengths)
-            rows = _without(rows, chunk.rows, n)
+            if mixed is None or len(chunk.rows) == len(rows):
+                rows = without(rows, chunk.rows, n)
+            else:
+                rows = _by_level(mixed.redraw(chunk.rows, spec.segments[segment_at(total)].max_length), difficulty)
         epoch += 1
     return DataPlan(spec, chunks, lengths)
 
@@ -223,13 +226,3 @@ def _share_of_epoch(spec: PlanSpec, epoch: int) -> float:
     assert spec.epochs is not None
     return min(1.0, max(0.0, spec.epochs - epoch))
 
-
-def _without(rows: Ints, used: Ints, n: int) -> Ints:
-    """``rows`` without as many of each as ``used`` has, the first ones."""
-    if len(used) == len(rows):
-        return rows[:0]
-    by_row = np.argsort(rows, kind="stable")
-    ordered = rows[by_row]
-    occurrence = np.empty(len(rows), np.int64)
-    occurrence[by_row] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
-    return rows[occurrence >= np.bincount(used, minlength=n)[rows]]

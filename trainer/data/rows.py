@@ -13,6 +13,7 @@ are used: the supervisor reads the data with this before it launches anything.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,11 +78,6 @@ def objects_of(lines: Iterable[tuple[int, bytes | None]], file: str) -> Iterator
             yield number, _object(line)
         except RowError as error:
             yield BadRow(file, number, error.reason, error.problem)
-
-
-def parse_row(text: bytes, *, file: str, line: int, metadata_fields: frozenset[str] = frozenset()) -> Row:
-    """One row from one line. Raises RowError."""
-    return row_of(_object(text), file=file, line=line, metadata_fields=metadata_fields)
 
 
 def row_of(
@@ -327,7 +323,7 @@ def _tool_calls(value: Any, what: str) -> tuple[ToolCall, ...]:
             arguments = _json(arguments, f"{place}.arguments")
         if not isinstance(arguments, dict):
             raise RowError("not an object", f"{place}.arguments must be an object, it is {_kind(arguments)}")
-        _clean(arguments, f"{place}.arguments")
+        check_json(arguments, f"{place}.arguments")
         calls.append(ToolCall(name, arguments, None if identifier is None else _string(identifier, f"{place}.id")))
     return tuple(calls)
 
@@ -345,22 +341,26 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
         if not isinstance(function, dict):
             raise RowError("not an object", f"{what}.function must be an object, it is {_kind(function)}")
         _string(_required(function, "name", what), f"{what}.name")
-        _clean(tool, what)
+        check_json(tool, what)
         tools.append(tool)
     return tuple(tools)
 
 
-def _clean(value: Any, what: str) -> None:
-    """Every string inside a JSON value must be usable text."""
-    if isinstance(value, str):
-        _string(value, what)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            _string(name, f"a key of {what}")
-            _clean(item, f"{what}.{name}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _clean(item, f"{what}[{index}]")
+def check_json(value: Any, what: str) -> None:
+    """Every string inside a JSON value must be usable text, every number finite. Raises RowError."""
+    waiting = [(value, what)]
+    while waiting:
+        found, place = waiting.pop()
+        if isinstance(found, str):
+            _string(found, place)
+        elif isinstance(found, float) and not math.isfinite(found):
+            raise RowError("not a JSON number", f"{place} is not finite, and JSON has no such number")
+        elif isinstance(found, dict):
+            for name, item in found.items():
+                _string(name, f"a key of {place}")
+                waiting.append((item, f"{place}.{name}"))
+        elif isinstance(found, list):
+            waiting += [(item, f"{place}[{index}]") for index, item in enumerate(found)]
 
 
 _READERS = {"instruction": _instruction, "completion": _completion, "messages": _openai, "sharegpt": _sharegpt}

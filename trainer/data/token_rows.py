@@ -111,7 +111,7 @@ class TokenRows:
 
         So the rows that a window of ``64 k`` tokens cuts are the sum from entry ``k`` on.
         """
-        return np.bincount((self.full_lengths - 1) // HISTOGRAM_BIN_TOKENS).tolist() if len(self) else []
+        return length_histogram(self.full_lengths)
 
     def fingerprint(self) -> str:
         """SHA-256 over ids, labels, offsets, difficulty, sources and their weights."""
@@ -148,3 +148,9 @@ def token_rows(rows: Iterable[tuple[Rendered, str, float | None]], groups: Seque
         np.array(levels, np.float64) if levels else None,
         np.unique(keys, return_inverse=True)[1].astype(np.int64) if groups is None else np.array(groups, np.int64),
     )
+
+
+def length_histogram(lengths: Ints) -> list[int]:
+    """Entry ``i`` counts lengths of more than 64 i and at most 64 (i + 1) tokens."""
+    counts: list[int] = np.bincount((lengths - 1) // HISTOGRAM_BIN_TOKENS).tolist() if len(lengths) else []
+    return counts

@@ -33,7 +33,7 @@ def answer(question: Question) -> MemoryForecast | DataForecast:
     sections = sections_of(question.document)
     if question.what == "memory":
         try:
-            return _divided(forecast_memory(sections, question.device, question.tokens), question)
+            return _of_all_processes(forecast_memory(sections, question.device, question.tokens), question)
         except TrainerError as error:  # what would end a run before its first step as well
             return MemoryForecast(unknown=one_paragraph(error), base=sections.model.base)
     from trainer.planner.data import forecast_data
@@ -41,10 +41,26 @@ def answer(question: Question) -> MemoryForecast | DataForecast:
     return forecast_data(sections, question.document)
 
 
-def _divided(forecast: MemoryForecast, question: Question) -> MemoryForecast:
-    """With fsdp the ranks share the frozen base, and what each borrows for a moment is not traced."""
+def _of_all_processes(forecast: MemoryForecast, question: Question) -> MemoryForecast:
+    """On GPUs each process has a card of its own, on a CPU all of them share the memory.
+
+    With fsdp the ranks share the frozen base, and what each borrows for a moment is not traced.
+    """
     launch = question.document.get("launch", {})
-    if forecast.unknown or launch.get("strategy") != "fsdp" or launch.get("processes", 1) < 2:
+    processes = launch.get("processes", 1)
+    if forecast.unknown or processes < 2:
+        return forecast
+    if question.device == "cpu":
+        forecast = msgspec.structs.replace(
+            forecast,
+            parts={name: processes * size for name, size in forecast.parts.items()},
+            tensor_bytes=processes * forecast.tensor_bytes,
+            allocator_bytes=processes * forecast.allocator_bytes,
+            context_bytes=processes * forecast.context_bytes,
+            peak_bytes=processes * forecast.peak_bytes,
+            conditions=f"{forecast.conditions}, in each of {processes} processes that share the memory",
+        )
+    if launch.get("strategy") != "fsdp":
         return forecast
     conditions = f"{forecast.conditions}, the whole base in each process, though fsdp divides it"
     return msgspec.structs.replace(forecast, conditions=conditions, at_most=True)

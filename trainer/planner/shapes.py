@@ -99,13 +99,18 @@ def _of_package(base: str) -> Shape:
 def hub_file(base: str, revision: str | None, name: str) -> Path | None:
     """A file of a hub model in the hub's cache on this disk, None when it isn't there; the network is not asked."""
     # As huggingface_hub lays it out; importing that package would take longer than everything else here.
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    folder = hub / f"models--{base.replace('/', '--')}"
+    folder = _hub_cache() / f"models--{base.replace('/', '--')}"
     named = folder / "refs" / (revision or "main")
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     path = folder / "snapshots" / commit / name if commit else None
     return path if path is not None and path.is_file() else None
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps models, by the same variables (its constants.py)."""
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))  # noqa: PTH118
+    older = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))  # noqa: PTH118
+    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE", older))).expanduser()
 
 
 def _read(path: Path) -> dict[str, Any]:

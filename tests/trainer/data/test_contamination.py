@@ -111,3 +111,19 @@ def test_the_problems_of_humaneval_are_found_and_the_standard_library_is_innocen
     found = bench.hits([f"{OTHER}\n{item}\n{OTHER}" for _, item in items])
     missed = [items[row][0] for row, hit in enumerate(found) if hit is None or hit.containment < 1.0]
     assert missed == list(bench.unguarded)
+
+
+def test_what_many_items_have_in_common_is_the_benchs_template_and_accuses_no_row() -> None:
+    template = "You are careful. Read the following question and answer with the letter of the right option only. "
+    asked = [f"Which {word} did the {word}maker of old Ambria sell to the {word} guild in winter?" for word in
+             ("violin", "lantern", "saddle", "barrel", "mirror", "candle", "anchor", "button")]  # fmt: skip
+    short = "Answer with the letter of the right option only."
+    items = [(f"item {number}", text) for number, one in enumerate(asked) for text in (template + one, template, short)]
+    found = BenchIndex.from_items([*items, ("few", PROBLEM), ("few too", PROBLEM)], 13)
+    assert found.hit(template + "What is the longest river of the continent that lies to the south of us?") is None
+    for number, one in enumerate(asked):
+        hit = found.hit(f"A new one. {template}{one}")
+        assert hit is not None and hit.item == f"item {number}" and hit.containment == 1.0
+    assert found.hit(PROBLEM) == BenchHit("few", 1.0)
+    same = BenchIndex.from_items([(str(number), PROBLEM) for number in range(9)], 13)
+    assert same.hit(PROBLEM) is not None, "an item with nothing of its own is looked for as a whole"

@@ -172,3 +172,18 @@ def test_every_input_counts(tmp_path: Path, change: Callable[[Path, dict[str, An
     assert corpus_key(**given) == before
     change(tmp_path, given)
     assert corpus_key(**given) != before
+
+
+# proves SUP-12: the manifest beside a file of held-out rows says which of their fields are known
+def test_the_manifest_of_held_out_rows_counts(tmp_path: Path) -> None:
+    given = setting(tmp_path)
+    before = corpus_key(**given)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert corpus_key(**given) != before
+    rows = tmp_path / "elsewhere" / "rows.jsonl"
+    rows.parent.mkdir()
+    rows.write_text("{}\n")
+    alone = {**given, "sources": [Source("jsonl", rows)]}
+    before = corpus_key(**alone)
+    (tmp_path / "manifest.json").write_text('{"changed": true}')
+    assert corpus_key(**alone) != before

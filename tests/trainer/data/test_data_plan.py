@@ -187,3 +187,22 @@ def test_the_fingerprint_knows_every_ingredient() -> None:
 def test_a_plan_that_makes_no_sense_is_refused(n: int, changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build_plan(n, lengths_of(some_lengths(max(n, 1), 5)), spec(**changes))
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "length", "fingerprint"),
+    [
+        (False, {"epochs": 2.5}, "619349099255987c"),
+        (False, {"epochs": None, "max_steps": 90}, "14868a33b8fa8473"),
+        (True, {"epochs": 2.5}, "3856338634cf1a11"),
+        (True, {"epochs": None, "max_steps": 90}, "3546bef87d477197"),
+    ],
+)
+def test_a_run_that_is_under_way_finds_its_plan_again(
+    curriculum: bool, length: dict[str, float], fingerprint: str
+) -> None:
+    """These are the bits of every plan without weights so far: with others no checkpoint could be resumed."""
+    lengths = lengths_of(np.random.default_rng(1).integers(1, 90, 700))
+    levels = np.repeat([2.0, 1.0], 350) if curriculum else None
+    segments = (Segment(64, 0), Segment(32, 20), Segment(16, 70))
+    assert build_plan(700, lengths, spec(segments=segments, **length), levels).fingerprint("c")[:16] == fingerprint

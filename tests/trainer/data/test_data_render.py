@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from trainer.data.fidelity import RenderError
 from trainer.data.messages import BadRow, Message, Row, ToolCall
 from trainer.data.render import Rendered, Renderer, TemplateUnusableError
-from trainer.data.rows import parse_row
+from trainer.data.rows import row_of
 
 Piece = tuple[str, bool]
 
@@ -28,7 +28,7 @@ def trl_template(name: str) -> str:
 
 
 def row(fields: dict[str, Any]) -> Row:
-    return parse_row(json.dumps(fields).encode(), file="rows.jsonl", line=3)
+    return row_of(json.loads(json.dumps(fields)), file="rows.jsonl", line=3)
 
 
 def chat(*turns: tuple[str, str], tools: tuple[dict[str, Any], ...] = ()) -> Row:

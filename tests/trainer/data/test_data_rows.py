@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.data.messages import BadRow, Row, RowError, ToolCall
-from trainer.data.rows import MAX_LINE_BYTES, decode_row, encode_row, parse_row, read_jsonl
+from trainer.data.rows import MAX_LINE_BYTES, decode_row, encode_row, objects_of, read_jsonl, row_of
 from trainer.data.sources import Source, check_sources, read_source
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -16,7 +16,10 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "argumen
 
 
 def parse(row: Any, **options: Any) -> Row:
-    return parse_row(json.dumps(row).encode(), file="f.jsonl", line=7, **options)
+    (found,) = objects_of([(7, json.dumps(row).encode())], "f.jsonl")
+    if isinstance(found, BadRow):
+        raise RowError(found.reason, found.problem)
+    return row_of(found[1], file="f.jsonl", line=7, **options)
 
 
 def turns(row: Row) -> list[tuple[str, str]]:

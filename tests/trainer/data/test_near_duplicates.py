@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer.data import near_duplicates
 from trainer.data.messages import Message, Row, ToolCall
 from trainer.data.near_duplicates import duplicate_parts, find_duplicates
 
@@ -111,14 +112,29 @@ def test_exact_copies_belong_to_the_cluster_of_their_first() -> None:
     assert found.near().tolist() == [False, True, False, False]
 
 
-def test_a_bucket_led_by_a_stranger_still_finds_its_copies() -> None:
-    # Short texts meet in many buckets; the first of a bucket need not be the one to compare with.
+def test_rows_that_meet_strangers_first_still_find_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All rows in one bucket, whose first row is a stranger to all but one of the others.
+    def one_bucket(hashes: object, offsets: np.ndarray, seed: int) -> np.ndarray:
+        return np.zeros((len(offsets) - 1, near_duplicates.BANDS), np.uint64)
+
+    monkeypatch.setattr(near_duplicates, "_band_keys", one_bucket)
     rng = random.Random(8)
-    shared = words(rng, 40)
-    families = [shared + words(rng, 24) for _ in range(6)]
+    families = [words(rng, 64) for _ in range(6)]
     texts = [" ".join(text) for text in [*families, *[edited(rng, family, 1) for family in families]]]
     found = find_duplicates(texts, threshold=0.8, seed=0)
     assert found.cluster_of.tolist() == [*range(6), *range(6)]
+
+
+def test_clusters_are_named_by_their_smallest_row_however_the_pairs_come() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(200)
+    left, right = rows[:-1], rows[1:]
+    order = rng.permutation(len(left))
+    assert not near_duplicates.united(np.arange(200), left[order], right[order]).any()
+    halves = (left < 100) == (right < 100)
+    apart = near_duplicates.united(np.arange(200), left[halves], right[halves])
+    assert np.array_equal(apart[apart], apart) and (apart <= np.arange(200)).all()
+    assert ((apart < 100) == (np.arange(200) < 100)).all()
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:

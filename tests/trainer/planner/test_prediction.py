@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+def mostly_slow(names: Iterable[str], quick: Collection[str]) -> list[Any]:
+    """Parameters of which only ``quick`` ones belong to the short run of the tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, ("deep", "nf4")))
 def test_the_prediction_is_within_five_per_cent_of_the_real_training(
     tiny: Tiny, small_logits: None, name: str
 ) -> None:
@@ -98,7 +103,7 @@ SHAPE = {
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", mostly_slow(("cpu", "cuda"), ("cuda",)))
 def test_two_depths_tell_all_others(checkpointing: bool, device: str) -> None:
     settings = sections({"train.gradient_checkpointing": checkpointing, "train.per_device_train_batch_size": 2})
     config = full_config(SHAPE)
@@ -158,6 +163,19 @@ def test_what_cannot_be_predicted_is_not_guessed(shape: dict[str, Any], said: st
         trace(shape, sections({"model.quantization": "none", "model.lora": lora}), "cpu", 64)
 
 
+MIXED = {
+    "model_type": "qwen2_moe", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_experts": 4, "decoder_sparse_step": 1, "vocab_size": 512,
+}  # fmt: skip
+
+
+def test_layers_that_differ_are_not_extrapolated() -> None:
+    """The first layers of such a model are dense and the others are not, so two of them say nothing of eight."""
+    with pytest.raises(UnknownShapeError, match="differ in a way that cannot be extrapolated"):
+        tracing.trace({**MIXED, "mlp_only_layers": [0, 1, 2, 3]}, sections({"model.quantization": "none"}), "cpu", 64)
+
+
 def test_an_unknown_name_is_not_guessed() -> None:
     with pytest.raises(UnknownShapeError, match=r"hf download someone/else config\.json"):
         find_shape("someone/else")
@@ -188,7 +206,7 @@ PUBLISHED = {
 """Parameters as the model cards' safetensors metadata count them."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", mostly_slow(PUBLISHED, ("Qwen/Qwen3-4B", "meta-llama/Llama-3.2-1B")))
 def test_the_bundled_shapes_have_as_many_parameters_as_published(name: str) -> None:
     settings = sections({"model.quantization": "none"})
     model = build_on_meta(full_config(bundled_shapes()[name.lower()]), settings, "cuda")

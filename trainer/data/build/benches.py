@@ -12,7 +12,7 @@ from supervisor.problems import ConfigError
 from supervisor.protocol.manifest import digest_file
 from trainer.data.build.manifest import InputRecord
 from trainer.data.build.mix import BenchSection, Mix
-from trainer.data.build.reading import matching
+from trainer.data.build.reading import is_text, matching
 from trainer.data.messages import BadRow
 from trainer.data.rows import objects_of, read_objects
 
@@ -39,6 +39,9 @@ def bench_files(mix: Mix, index: int) -> list[tuple[Path, InputRecord]]:
         raise ConfigError([mix.problem(f"exclude.{index}.path", message, remedy)])
     named = Path(bench.path)
     shown = [str(named if len(files) == 1 else named.parent / file.name) for file in files]
+    if nameless := [name for name in shown if not is_text(name)]:
+        message = f"the name of the file {nameless[0]!a} is not UTF-8"
+        raise ConfigError([mix.problem(f"exclude.{index}.path", message, "Rename it.")])
     return [(file, _record(bench, name, file)) for file, name in zip(files, shown, strict=True)]
 
 

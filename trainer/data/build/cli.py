@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from supervisor.subcommands import Subcommand
 
@@ -15,6 +17,8 @@ def build_command(options: argparse.Namespace) -> int:
     from trainer.data.build.build import build
     from trainer.data.build.mix import load_mix
 
+    # So that what the build has started ends with it and what it has written goes with it.
+    signal.signal(signal.SIGTERM, _end)
     built = build(load_mix(options.mix), options.out, _say)
     if options.as_json:
         import msgspec
@@ -23,6 +27,10 @@ def build_command(options: argparse.Namespace) -> int:
     else:
         _print(f"{built.report}\n{options.out}: ready. Name {options.out}/corpus.jsonl as the path under data.sources.")
     return 0
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,30 +32,29 @@ def gather(
     benches: list[list[tuple[Path, InputRecord]]],
     into: Gathering,
     dropped: BinaryIO,
-    folder: Path,
+    finder: DuplicateFinder,
     say: Say,
 ) -> Duplicates:
     """One pass over all sources. Fills ``into``; bad rows that are skipped go to ``dropped``.
 
-    ``folder`` is for temporary files. Returns duplicates by position in ``into.compared``. Raises ConfigError,
-    InputError, OSError.
+    ``finder`` is given all rows that no bench item stands in. Returns duplicates by position in ``into.compared``.
+    Raises ConfigError, InputError, OSError.
     """
     items = [item for index, files in enumerate(benches) for item in bench_items(mix, index, files)]
     bench = BenchIndex.from_items(items, mix.sections.contamination.ngram) if items else None
     into.unguarded = bench.unguarded if bench else ()
     problems: list[Problem] = []
-    with DuplicateFinder(folder) as finder:
-        with Preparation(mix, opened, bench) as preparation:
-            for source in opened:
-                into.digests.append(hashlib.sha256())
-                for prepared in _announced(mix, source, preparation, say):
-                    _note_bad(source, prepared.bad, into, dropped, problems)
-                    _take(source.index, prepared, into)
-                    if prepared.sketches is not None:
-                        finder.add(prepared.sketches)
-        if problems:
-            raise ConfigError(problems)
-        return finder.finish(mix.sections.duplicates.threshold)
+    with Preparation(mix, opened, bench) as preparation:
+        for source in opened:
+            into.digests.append(hashlib.sha256())
+            for prepared in _announced(mix, source, preparation, say):
+                _note_bad(source, prepared.bad, into, dropped, problems)
+                _take(source.index, prepared, into)
+                if prepared.sketches is not None:
+                    finder.add(prepared.sketches)
+    if problems:
+        raise ConfigError(problems)
+    return finder.finish(mix.sections.duplicates.threshold)
 
 
 def _announced(mix: Mix, source: OpenSource, preparation: Preparation, say: Say) -> Iterator[Prepared]:
@@ -76,6 +75,9 @@ def _announced(mix: Mix, source: OpenSource, preparation: Preparation, say: Say)
         message = f"reading {section.language} needs the package {error.name}, which is not installed"
         remedy = f"pip install {str(error.name).replace('_', '-')}"
         raise ConfigError([mix.problem(f"{key}.language", message, remedy)]) from None
+    except OSError as error:
+        remedy = "Correct the file or its permissions, or leave it out."
+        raise ConfigError([mix.problem(f"{key}.path", f"{section.path} cannot be read: {error}", remedy)]) from None
     say(f"{section.name}: {count} rows read")
 
 
@@ -96,8 +98,8 @@ def _note_bad(
 def _take(index: int, prepared: Prepared, into: Gathering) -> None:
     """Put the rows on disk, and what is known of them into the table."""
     into.read[index] += prepared.read
-    into.lost[index, Reason.NOT_SAMPLED] += len(prepared.contents) - len(prepared.lines)
-    into.digests[index].update(b"".join(prepared.contents))
+    into.lost[index, Reason.NOT_SAMPLED] += prepared.good - len(prepared.lines)
+    into.digests[index].update(b"".join(prepared.digests))
     first = into.spool.extend(prepared.lines)
     into.answers.extend(prepared.answers)
     into.ranks.extend(prepared.ranks)

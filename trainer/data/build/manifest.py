@@ -12,7 +12,7 @@ import msgspec
 from supervisor.protocol.manifest import FileRecord, digest_file
 from trainer.data.build.readiness import Measured, Thresholds, shortfalls
 from trainer.data.keys import CLUSTER_FIELD
-from trainer.data.mix_spec import MixSpec
+from trainer.data.mix_spec import MixSpec, mix_spec_of
 
 FORMAT = "mens-sup corpus"
 FORMAT_VERSION = 1
@@ -25,6 +25,8 @@ REPORT_HTML = "report.html"
 SOURCE_FIELD = "source"
 BUILT_FIELDS = ("mix", SOURCE_FIELD, "lane", "origin", "response_key", CLUSTER_FIELD, "oracle")
 """Metadata that every row of a built corpus has (``oracle`` only where one was asked)."""
+CONVERSATION_FIELDS = ("messages", "tools")
+"""What a row of a built corpus is trained on."""
 
 
 class InputRecord(msgspec.Struct, frozen=True):
@@ -46,7 +48,8 @@ class Descent(msgspec.Struct, frozen=True):
 class SourceRecord(msgspec.Struct, frozen=True):
     """One source: what was declared, what became of its rows, what is left of it.
 
-    ``dropped`` counts rows by reason. ``rows_sha256``: over every row as it was read. Token counts are None without a
+    ``dropped`` counts rows by reason. ``rows_sha256``: over every row as it was read, with its metadata, and
+    every bad one with what is wrong with it. Token counts are None without a
     tokenizer: ``tokens`` of all rows at full length, ``learnt_tokens`` of the answers inside the window.
     """
 
@@ -67,7 +70,12 @@ class SourceRecord(msgspec.Struct, frozen=True):
 
 
 class CorpusManifest(msgspec.Struct, frozen=True):
-    """The whole. ``unguarded``: bench items too short to look for. ``descent``: this mix, and those of its inputs."""
+    """The whole. ``unguarded``: bench items too short to look for. ``descent``: this mix, and those of its inputs.
+
+    ``tokenizer_sha256``: over the tokenizer's files. ``versions``: of the software that reads and compares the rows.
+
+    ``compared_from``: rows of this similarity and more are of one cluster; None: nobody has looked for near duplicates.
+    """
 
     format: str
     format_version: int
@@ -85,6 +93,9 @@ class CorpusManifest(msgspec.Struct, frozen=True):
     inputs: tuple[InputRecord, ...]
     descent: tuple[Descent, ...]
     outputs: dict[str, FileRecord]
+    compared_from: float | None = None
+    tokenizer_sha256: str | None = None
+    versions: dict[str, str] = {}
 
     @property
     def row_fields(self) -> frozenset[str]:
@@ -93,16 +104,7 @@ class CorpusManifest(msgspec.Struct, frozen=True):
 
     def mix_spec(self) -> MixSpec | None:
         """The weights; None when the mix declares none."""
-        weights = [source.weight for source in self.sources]
-        known = tuple(weight for weight in weights if weight is not None)
-        if not known:
-            return None
-        return MixSpec(
-            tuple(source.name for source in self.sources),
-            tuple(source.lane for source in self.sources),
-            known,
-            self.max_repeats,
-        )
+        return mix_spec_of(((source.name, source.lane, source.weight) for source in self.sources), self.max_repeats)
 
 
 class ManifestError(Exception):

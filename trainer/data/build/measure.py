@@ -10,20 +10,21 @@ import numpy as np
 from supervisor.problems import ConfigError
 from trainer.data.build.manifest import SourceRecord
 from trainer.data.build.mix import Mix
-from trainer.data.build.oracle import Verdict
+from trainer.data.build.oracle import UNDECIDED, Verdict
 from trainer.data.build.readiness import Measured, shortfalls
-from trainer.data.build.table import Bools, Ints, Reason, Table
+from trainer.data.build.table import Bools, Reason, Table
 from trainer.data.build.tokens import TokenTable
-from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
-from trainer.data.mix_spec import MixSpec
+from trainer.data.mix_spec import MixSpec, mix_spec_of
 from trainer.data.mixture import passes
+from trainer.data.token_rows import length_histogram
 
 
 def measure(
     mix: Mix, table: Table, verdicts: dict[int, list[str]], tokens: TokenTable | None
 ) -> tuple[list[SourceRecord], Measured]:
     """Records of the sources, and the measure of the whole."""
-    spec = mix_spec(mix)
+    sections = mix.sections
+    spec = mix_spec_of(((source.name, source.lane, source.weight) for source in sections.sources), sections.max_repeats)
     learnt = [
         None if tokens is None else int(tokens.learnt[table.kept(index)].sum())
         for index in range(len(mix.sections.sources))
@@ -51,7 +52,7 @@ def measure(
                 repeats=None if repeats is None else repeats[index],
                 thresholds=section.readiness.thresholds(),
                 measured=_measured(mix, table, kept, verdicts.get(index, []), tokens),
-                histogram=None if lengths is None else _histogram(lengths),
+                histogram=None if lengths is None else length_histogram(lengths),
             )
         )
     judged = [verdict for found in verdicts.values() for verdict in found]
@@ -73,16 +74,6 @@ def refuse_unready(mix: Mix, records: Sequence[SourceRecord], whole: Measured) -
         raise ConfigError(problems)
 
 
-def mix_spec(mix: Mix) -> MixSpec | None:
-    """The declared weights; None when there are none."""
-    weights = tuple(source.weight for source in mix.sections.sources if source.weight is not None)
-    if not weights:
-        return None
-    names = tuple(source.name for source in mix.sections.sources)
-    lanes = tuple(source.lane for source in mix.sections.sources)
-    return MixSpec(names, lanes, weights, mix.sections.max_repeats)
-
-
 def _repeats(spec: MixSpec | None, learnt: Sequence[int | None]) -> list[float] | None:
     known = [count for count in learnt if count]
     if spec is None or len(known) < len(learnt):
@@ -100,9 +91,5 @@ def _measured(mix: Mix, table: Table, kept: Bools, verdicts: Sequence[str], toke
         passed=list(verdicts).count(Verdict.PASS.value),
         over_length=None if tokens is None or window is None else int((tokens.tokens[kept] > window).sum()),
         max_length=window,
+        undecided=sum(list(verdicts).count(verdict.value) for verdict in UNDECIDED),
     )
-
-
-def _histogram(lengths: Ints) -> list[int]:
-    counts: list[int] = np.bincount((lengths - 1) // HISTOGRAM_BIN_TOKENS).tolist() if len(lengths) else []
-    return counts

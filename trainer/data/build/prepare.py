@@ -24,7 +24,7 @@ import numpy as np
 from supervisor.problems import InputError
 from trainer.data.build.mix import Mix
 from trainer.data.build.reading import OpenSource, line_pieces, read, read_lines
-from trainer.data.contamination import BenchIndex
+from trainer.data.contamination import BenchHit, BenchIndex
 from trainer.data.keys import normalised, normalised_key
 from trainer.data.messages import BadRow, Row
 from trainer.data.near_duplicates import Sketcher, Sketches, duplicate_parts, encoded
@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 class Prepared:
     """Some rows of a source, in their order.
 
-    ``read`` counts all of them, ``bad`` holds those that cannot be used, ``contents`` a digest (16 bytes) of each of
+    ``read`` counts all of them, ``digests`` has one of each; ``bad`` holds those that cannot be used, ``good`` counts
     the others. Of these the sampled ones are in ``lines`` as for the spool, with ``answers`` (64 bits of the key of
     each answer), ``ranks`` (64 bits by which caps choose), and by position in ``lines`` the bench item in ``hits``.
     ``sketches`` are of the sampled rows without one.
@@ -52,7 +52,8 @@ class Prepared:
 
     read: int = 0
     bad: list[BadRow] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)
+    good: int = 0
+    digests: list[bytes] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
     answers: array[int] = field(default_factory=lambda: array("Q"))
     ranks: array[int] = field(default_factory=lambda: array("Q"))
@@ -74,40 +75,45 @@ class Preparer:
         section, seed = self._opened[index].section, self._mix.sections.seed
         limit = int(section.sample_rate * 2**64)
         sampling, ranking = f"{seed}\0sample\0{section.name}\0".encode(), f"{seed}\0cap\0{section.name}\0".encode()
-        found, forms, characters = Prepared(), list[list[str]](), 0
+        found, forms, called, characters = Prepared(), list[list[str]](), dict[int, str](), 0
         for row in rows:
             found.read += 1
             if isinstance(row, BadRow):
                 found.bad.append(row)
+                found.digests.append(_digest(f"{row.file}:{row.line}: {row.problem}".encode(errors="replace")))
                 characters += len(row.problem)
             else:
                 content = msgspec.json.encode((row.messages, row.tools))
-                digest = hashlib.blake2b(content, digest_size=16).digest()
-                found.contents.append(digest)
+                digest = _digest(content)
+                found.good += 1
+                found.digests.append(digest + _digest(msgspec.json.encode(row.extra)) if row.extra else digest)
                 characters += len(content)
                 if section.sample_rate == 1 or _hash64(sampling + digest) < limit:
                     form = [normalised(part) for part in _parts(row)]
+                    if self._bench is not None and (said := _called(row)):
+                        called[len(forms)] = said
                     forms.append(form)
                     key = normalised_key(form[1])
                     found.lines.append(key.encode() + encode_row(row))
                     found.answers.append(int(key[:16], 16))
                     found.ranks.append(_hash64(ranking + digest))
             if characters >= CHUNK_CHARACTERS:
-                yield self._looked_at(found, forms)
-                found, forms, characters = Prepared(), [], 0
+                yield self._looked_at(found, forms, called)
+                found, forms, called, characters = Prepared(), [], {}, 0
         if found.read:
-            yield self._looked_at(found, forms)
+            yield self._looked_at(found, forms, called)
 
     def prepare_lines(self, index: int, shown: str, lines: list[tuple[int, bytes | None]]) -> list[Prepared]:
         """Lines of a file of source ``index``."""
         return list(self.prepare(index, read_lines(self._mix, self._opened[index], shown, lines)))
 
-    def _looked_at(self, found: Prepared, forms: list[list[str]]) -> Prepared:
+    def _looked_at(self, found: Prepared, forms: list[list[str]], called: dict[int, str]) -> Prepared:
+        """``called``: what the rows' tool calls say, by position; see :func:`_called`."""
         if not forms:
             return found
         grams = encoded_tokens(encoded(forms))
         if self._bench is not None:
-            hits = enumerate(self._bench.hits_in(grams.joined(2)))
+            hits = enumerate(_most(self._bench.hits_in(grams.joined(2)), called, self._bench))
             found.hits = {row: f"{hit.item} (containment {hit.containment:.2f})" for row, hit in hits if hit}
         if found.hits:
             clean = np.array([row not in found.hits for row in range(len(forms))], np.bool_)
@@ -150,12 +156,17 @@ class Preparation:
         waiting: deque[Future[list[Prepared]]] = deque()
         try:
             for shown, lines in line_pieces(source):
-                waiting.append(self._pool.submit(_prepare_lines, source.index, shown, lines))
+                try:
+                    waiting.append(self._pool.submit(_prepare_lines, source.index, shown, lines))
+                except OSError as error:  # the pool wanted a process more while it was noticing that one was gone
+                    raise BrokenProcessPool from error
                 if len(waiting) > self._processes * (1 + PIECES_AHEAD):
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file; the pipe to a process that is gone has no number
             raise InputError(
                 f"{source.section.path}: a process that was reading its rows was killed, mostly for want of memory. "
                 "Free memory and build again."
@@ -183,6 +194,38 @@ def _parts(row: Row) -> tuple[str, str]:
     """What rows are compared by; those with other tools are other rows."""
     asked, answered = duplicate_parts(row)
     return (f"{asked}\n{json.dumps(row.tools, sort_keys=True)}" if row.tools else asked), answered
+
+
+def _called(row: Row) -> str:
+    """What a row with tool calls says, their arguments as the tool gets them and not as JSON spells them."""
+    if not any(message.tool_calls for message in row.messages):
+        return ""
+    said: list[str] = []
+    for message in row.messages:
+        said.append(message.content)
+        waiting: list[object] = [call.arguments for call in reversed(message.tool_calls)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str):
+                said.append(value)
+            elif isinstance(value, dict):
+                waiting += reversed(value.values())
+            elif isinstance(value, list):
+                waiting += reversed(value)
+    return "\n".join(said)
+
+
+def _most(hits: list[BenchHit | None], called: dict[int, str], bench: BenchIndex) -> list[BenchHit | None]:
+    """The more contained item of each row, by its text and by what its tool calls say."""
+    for row, hit in zip(called, bench.hits(list(called.values())), strict=True):
+        before = hits[row]
+        if hit is not None and (before is None or hit.containment > before.containment):
+            hits[row] = hit
+    return hits
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _hash64(data: bytes) -> int:

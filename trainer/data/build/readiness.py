@@ -18,7 +18,10 @@ class Thresholds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What is the case. ``over_length`` is None when nobody counted tokens, ``judged`` 0 without an oracle."""
+    """What is the case. ``over_length`` is None when nobody counted tokens, ``judged`` 0 without an oracle.
+
+    ``undecided``: of the judged, those on which the oracle took too long or crashed.
+    """
 
     rows: int
     unique_responses: int
@@ -26,6 +29,7 @@ class Measured(msgspec.Struct, frozen=True):
     passed: int = 0
     over_length: int | None = None
     max_length: int | None = None
+    undecided: int = 0
 
 
 def shortfalls(asked: Thresholds, found: Measured) -> list[str]:

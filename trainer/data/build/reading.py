@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,15 @@ from trainer.cache import cache_root
 from trainer.data.build.datasets_source import read_dataset
 from trainer.data.build.manifest import BUILT_FIELDS, CorpusManifest, InputRecord, ManifestError, faults_of, manifest_of
 from trainer.data.build.mix import Mix, SourceSection
-from trainer.data.declarations import STDLIB, read_declarations
+from trainer.data.declarations import STDLIB, python_files, read_declarations
 from trainer.data.messages import BadRow, Row, RowError
-from trainer.data.rows import numbered_lines, objects_of, row_of
+from trainer.data.rows import check_json, numbered_lines, objects_of, row_of
 
 DECLARATION_FIELD = "declaration"
 """Metadata field with the name of the declaration that a row's answer is."""
 PIECE_BYTES = 1 << 20
 _PATTERN = "*?["
+_HUB_ID = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,16 @@ class Input:
 
 @dataclass(frozen=True)
 class OpenSource:
-    """A source whose files have been found. ``folder`` is the tree that it is read from, if it is one."""
+    """A source whose files have been found. ``folder`` is the tree that it is read from, if it is one.
+
+    ``tree``: all files of a source tree or of a data set's folder, as one.
+    """
 
     index: int
     section: SourceSection
     inputs: tuple[Input, ...] = ()
     folder: Path | None = None
+    tree: InputRecord | None = None
 
     @property
     def metadata_fields(self) -> tuple[str, ...]:
@@ -72,6 +79,7 @@ def open_sources(mix: Mix, out: Path) -> list[OpenSource]:
         key = f"sources.{index}.path"
         try:
             source = _open(mix, index, section)
+            source = replace(source, tree=_tree(source))
             problems += [mix.problem(key, *found) for found in _loops(mix, source, out)]
             opened.append(source)
         except ManifestError as error:
@@ -132,16 +140,21 @@ def _rows(
             yield entry
             continue
         line, fields = entry
-        if fields.get("mix") == mix.sections.name and "response_key" in fields:
+        made_by = fields.get("mix") if "response_key" in fields else None
+        if isinstance(made_by, str) and mix.sections.name in made_by.split():
             raise OwnOutputError(f"{shown}:{line}: this row was made by the mix {mix.sections.name} itself")
         try:
             fields = _renamed(fields, section, ignored) if ignored or section.rename else fields
             row = row_of(fields, file=shown, line=line, metadata_fields=metadata)
+            if isinstance(made_by, str):
+                row.extra["mix"] = made_by
+            for name, value in row.extra.items():
+                check_json(value, f"the metadata field {name!r}")
             msgspec.json.encode(row.extra)
             yield row
         except RowError as error:
             yield BadRow(shown, line, error.reason, _here(error.problem))
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             yield BadRow(shown, line, "not JSON", f"a metadata field is not a JSON value: {error}")
 
 
@@ -150,6 +163,8 @@ def changed_inputs(source: OpenSource) -> Iterator[str]:
     for file in source.inputs:
         if digest_file(file.path).sha256 != file.record.sha256:
             yield file.shown
+    if source.tree is not None and _tree(source) != source.tree:
+        yield source.section.path
 
 
 class _NotThereError(Exception):
@@ -168,9 +183,9 @@ def _open(mix: Mix, index: int, section: SourceSection) -> OpenSource:
             raise _NotThereError(f"{section.path} is not a folder with sources", "Name an existing folder.")
         return OpenSource(index, section, folder=target)
     if section.type == "dataset":
-        return OpenSource(index, section, folder=target if target.is_dir() else None)
+        return OpenSource(index, section, folder=_dataset_folder(section.path, target))
     if target.is_dir():
-        files = sorted(found for found in target.rglob("*.jsonl") if found.is_file() and not _hidden(found, target))
+        files = _once(found for found in target.rglob("*.jsonl") if found.is_file() and not _hidden(found, target))
         if not files:
             raise _NotThereError(f"the folder {section.path} holds no *.jsonl file", "Name another, or a file.")
     elif target.is_file():
@@ -188,10 +203,66 @@ def _open(mix: Mix, index: int, section: SourceSection) -> OpenSource:
     )
 
 
+def _tree(source: OpenSource) -> InputRecord | None:
+    """Raises OSError."""
+    from trainer.data.build.tree_declarations import tree_files
+
+    section = source.section
+    if section.type == "declarations" and section.language == "python":
+        top = source.folder or _stdlib()
+        files = python_files(top)
+    elif source.folder is None or section.type == "jsonl":
+        return None
+    elif section.type == "declarations":
+        assert section.language is not None
+        top, files = source.folder, tree_files(source.folder, section.language)
+    else:
+        top = source.folder
+        files = (path for path in sorted(top.rglob("*")) if path.is_file())
+    size, digest = 0, hashlib.sha256()
+    for path in files:
+        record = digest_file(path)
+        size += record.size
+        digest.update(os.fsencode(path.relative_to(top)) + f"\0{record.sha256}\0".encode())
+    return InputRecord(section.name, section.path, size, digest.hexdigest())
+
+
+def _dataset_folder(named: str, target: Path) -> Path | None:
+    """None for an id on the hub; ``datasets`` itself would also look into the folder that the command runs in."""
+    if target.is_dir():
+        return target
+    remedy = "Correct the path; relative ones are relative to the mix's folder."
+    if target.is_file():
+        raise _NotThereError(f"{named} is a file, and a data set is a folder or a hub id", remedy)
+    if not _HUB_ID.fullmatch(named):
+        raise _NotThereError(f"{named} is not a folder, and no hub id reads like that", remedy)
+    if os.path.lexists(named):
+        message = f"{named} is no folder beside the mix, only one where the command runs, which is not meant"
+        raise _NotThereError(message, remedy)
+    return None
+
+
 def matching(pattern: str) -> list[Path]:
-    """The files that match an absolute pattern, sorted."""
+    """The files that match an absolute pattern, sorted, each under one name."""
     found = (Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207  (Path's takes no absolute one)
-    return sorted(path for path in found if path.is_file())
+    return _once(path for path in found if path.is_file())
+
+
+def _once(paths: Iterable[Path]) -> list[Path]:
+    """Sorted; of several names of one file, by links, its own or else the shortest."""
+    names: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (path.is_symlink(), len(path.parts), path)):
+        names.setdefault(os.path.realpath(path), path)
+    return sorted(names.values())
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name can stand in a row and in a manifest."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _hidden(file: Path, top: Path) -> bool:
@@ -201,6 +272,8 @@ def _hidden(file: Path, top: Path) -> bool:
 def _input(mix: Mix, section: SourceSection, path: Path) -> Input:
     given = Path(section.path).expanduser()
     shown = str(path) if given.is_absolute() else Path(os.path.relpath(path, mix.base)).as_posix()
+    if not is_text(shown):
+        raise _NotThereError(f"the name of the file {shown!a} is not UTF-8", "Rename it.")
     manifest = manifest_of(path)
     if manifest is not None and (faults := faults_of(path, manifest)):
         raise ManifestError(f"the corpus {shown} cannot be used: {faults[0]}; build it again")

@@ -71,7 +71,9 @@ def _fates(source: SourceRecord) -> str:
 def _oracle(measured: Measured) -> str:
     if not measured.judged:
         return ""
-    return f"; oracle passed {measured.passed} of {measured.judged} ({measured.passed / measured.judged:.1%})"
+    undecided = f", {measured.undecided} UNDECIDED (too slow, or crashed)" if measured.undecided else ""
+    passed = f"{measured.passed} of {measured.judged} ({measured.passed / measured.judged:.1%})"
+    return f"; oracle passed {passed}{undecided}"
 
 
 def _over(measured: Measured) -> str:

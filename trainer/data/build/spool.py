@@ -54,11 +54,11 @@ def answer_key_in(line: bytes) -> str:
 
 
 def output_line(row: Row, metadata: dict[str, object]) -> bytes:
-    """A row of ``corpus.jsonl``: its messages in the form that the trainer reads, then its metadata."""
+    """A row of ``corpus.jsonl``: its messages in the form that the trainer reads, and its metadata beside them."""
     fields: dict[str, object] = {"messages": [_message(message) for message in row.messages]}
     if row.tools:
         fields["tools"] = row.tools
-    return msgspec.json.encode(fields | metadata) + b"\n"
+    return msgspec.json.encode(fields | metadata | fields) + b"\n"
 
 
 def dropped_line(source: str, origin: str, reason: Enum, detail: str, row: Row | None = None) -> bytes:

@@ -15,8 +15,16 @@ from trainer.data.build.mix import Mix
 from trainer.data.fit import fit
 from trainer.data.messages import BadRow, Row
 
-TokenCounter = Callable[[Iterable[Row]], Iterator["tuple[int, int] | BadRow"]]
-"""From rows to (all tokens, learnt tokens inside the window) of each, or why it cannot be rendered."""
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """``count``: from rows to (all tokens, learnt tokens inside the window) of each, or why it cannot be rendered.
+
+    ``tokenizer_sha256``: over the files that decide it.
+    """
+
+    tokenizer_sha256: str
+    count: Callable[[Iterable[Row]], Iterator[tuple[int, int] | BadRow]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ def token_counter(mix: Mix) -> TokenCounter | None:
     if base is None or max_length is None:
         return None
     from trainer.base_model import load_tokenizer, locate, stop_token_ids
+    from trainer.data.corpus_cache import tokenizer_digest
     from trainer.data.render import Renderer
     from trainer.errors import TrainerError
 
@@ -57,4 +66,4 @@ def token_counter(mix: Mix) -> TokenCounter | None:
             fitted = fit(np.array(result.ids, np.int32), labels, max_length)
             yield len(labels), int(fitted.labels[1:].sum())
 
-    return count
+    return TokenCounter(tokenizer_digest(model.path), count)

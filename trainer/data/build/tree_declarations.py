@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.data.declarations import MAX_ANSWER_CHARACTERS, SKIPPED_DIRECTORIES
+from trainer.data.declarations import MAX_ANSWER_CHARACTERS, SKIPPED_DIRECTORIES, is_source_file
 from trainer.data.keys import response_key
 from trainer.data.messages import Message, Row
 
@@ -116,16 +116,27 @@ def read_tree(root: Path, language: str) -> Iterator[Row]:
     grammar = GRAMMARS[language]
     parsers = {suffix: _parser(*where) for suffix, where in grammar.parsers.items()}
     seen: set[str] = set()
-    for path in _files(root, parsers):
+    for path in tree_files(root, language):
         data = path.read_bytes()
-        if len(data) > MAX_FILE_BYTES or not _is_text(data):
+        if not _is_text(data):
             continue
-        tree = parsers[path.suffix].parse(data)
-        for found in _declarations(tree.root_node, grammar, None):
-            row = _row(found, grammar, path)
-            if row is not None and (key := response_key(row.response)) not in seen:
+        for row in _rows_in(parsers[path.suffix].parse(data).root_node, grammar, path):
+            if (key := response_key(row.response)) not in seen:
                 seen.add(key)
                 yield row
+
+
+def _rows_in(root: Node, grammar: Grammar, path: Path) -> list[Row]:
+    try:
+        rows = [_row(found, grammar, path) for found in _declarations(root, grammar, None)]
+    except RecursionError:
+        return []
+    return [row for row in rows if row is not None]
+
+
+def packages_of(language: str) -> set[str]:
+    """The packages that its grammar is in."""
+    return {module.replace("_", "-") for module, _ in GRAMMARS[language].parsers.values()}
 
 
 @dataclass(frozen=True)
@@ -145,12 +156,16 @@ def _parser(module: str, function: str) -> Parser:
     return Parser(Language(getattr(importlib.import_module(module), function)()))
 
 
-def _files(root: Path, parsers: Mapping[str, object]) -> Iterator[Path]:
+def tree_files(root: Path, language: str) -> Iterator[Path]:
+    """The files below ``root`` that declarations are taken from, in order."""
+    suffixes = GRAMMARS[language].parsers
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix in parsers and not _TEST_FILE.search(name):
+            if path.suffix not in suffixes or _TEST_FILE.search(name) or not is_source_file(path):
+                continue
+            if path.stat().st_size <= MAX_FILE_BYTES:
                 yield path
 
 

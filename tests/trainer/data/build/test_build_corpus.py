@@ -12,8 +12,9 @@ from mixes import Place, pair, pairs, read
 
 from supervisor.problems import InputError
 from supervisor.protocol.manifest import digest_file
-from trainer.data.build.cli import DATA
 from trainer.data.build.manifest import faults_of, manifest_of
+from trainer.data.build.spool import output_line
+from trainer.data.messages import Message, Row
 from trainer.data.rows import read_jsonl
 
 
@@ -95,6 +96,20 @@ def test_repeats_and_near_repeats_are_dropped_and_listed_with_what_they_are_copi
     place.build(place.mix({"name": "a", "path": "a.jsonl"}, duplicates={"near": "off"}, name="o"), "off")
     off = {row["origin"]: row["duplicate_cluster"] for row in place.corpus("off")}
     assert off["a.jsonl:7"] != off["a.jsonl:4"]
+
+
+def test_metadata_never_replaces_what_is_trained_on(place: Place) -> None:
+    other = [{"role": "user", "content": "SMUGGLED"}, {"role": "assistant", "content": "EVIL"}]
+    place.rows("a.jsonl", [{**pair(0), "messages": other, "tools": "junk"}])
+    for fields in (["messages"], ["tools", "messages"]):
+        said = refusal(place, place.mix({"name": "a", "path": "a.jsonl", "metadata_fields": fields}))
+        assert f"the build writes the conversation itself as {' and '.join(sorted(fields))}" in said
+    row = Row((Message("user", "x"), Message("assistant", "y")), (), "a", 1, {})
+    line = json.loads(output_line(row, {"messages": other, "level": 1}))
+    assert [message["content"] for message in line["messages"]] == ["x", "y"] and line["level"] == 1
+    renamed = {"name": "a", "path": "a.jsonl", "rename": {"messages": "chat", "tools": "kit"}}
+    place.build(place.mix({**renamed, "metadata_fields": ["chat", "kit"]}))
+    assert place.corpus()[0]["messages"][-1]["content"] == pair(0)["output"] and place.corpus()[0]["chat"] == other
 
 
 def test_the_first_source_keeps_what_two_have(place: Place) -> None:
@@ -287,10 +302,9 @@ def test_the_command_prints_report_or_manifest(place: Place, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["measured"]["rows"] == 5
     assert main(["data", "build", str(mix), "--out", str(place.root / "two")]) == 2
     assert "never writes over anything" in capsys.readouterr().err
-    assert DATA.help
 
 
-def test_a_killed_build_leaves_no_corpus(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -15,7 +15,7 @@ def section(*command: str, **changes: object) -> OracleSection:
 
 
 def verdicts(section: OracleSection, answers: list[str], cache: Path) -> tuple[list[str], int]:
-    with Oracle(section, cache) as oracle:
+    with Oracle(section, cache, cache) as oracle:
         return [verdict.value for verdict in oracle.judge(answers)], oracle.from_cache
 
 
@@ -52,4 +52,4 @@ def test_code_blocks_are_taken_out_of_answers(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OracleUnusableError, match="no-such-compiler is not on this machine"):
-        Oracle(section("no-such-compiler", "{file}"), tmp_path)
+        Oracle(section("no-such-compiler", "{file}"), tmp_path, tmp_path)

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from trainer.data.build.mix import Language
 from trainer.data.build.tree_declarations import GRAMMARS, read_tree
 from trainer.data.messages import Row
 
@@ -121,6 +123,7 @@ def rows(tree: Path, language: str) -> dict[str, Row]:
 
 
 def test_every_language_names_its_declarations(tree: Path) -> None:
+    assert {"python", *GRAMMARS} == set(get_args(Language))
     found = {language: list(rows(tree, language)) for language in GRAMMARS}
     assert found == {
         "rust": ["add", "Holder<T>.get"],
