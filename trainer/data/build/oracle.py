@@ -235,7 +235,7 @@ class _Keeper:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", oracle_keeper.__file__],
                 env=_environment(),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # so that an interrupt reaches only us
             )
