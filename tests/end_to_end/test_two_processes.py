@@ -92,7 +92,7 @@ def test_two_processes_stop_together(tmp_path: Path, undisturbed_two: Path) -> N
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    process = start(place, {**TWO, "limits.hang_seconds": 5.0, "limits.max_attempts": 2})
+    process = start(place, {**TWO, "limits.hang_seconds": 20.0, "limits.max_attempts": 2})
     first = wait_for_step(place, 1, 3, lambda: process.poll() is None)
     launcher = lock_holder(RunPaths(place).trainer_lock)
     assert launcher

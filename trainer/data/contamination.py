@@ -154,7 +154,8 @@ def _telling(
     without = np.bincount(item_of[owners][telling], minlength=len(item_of))[item_of] == 0
     if also is not None:
         without &= ~also
-    return telling | without[owners]
+    counts: NDArray[np.bool_] = telling | without[owners]
+    return counts
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
