@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supervisor.protocol.forecast import DataForecast
 from trainer.base_names import is_local
 from trainer.config import SftSections
 from trainer.errors import TrainerError, one_paragraph
+
+if TYPE_CHECKING:
+    from trainer.data.token_rows import TokenRows
 
 _TOKENIZER = "tokenizer.json"
 
@@ -66,7 +69,7 @@ def _counted(sections: SftSections, document: Mapping[str, Any]) -> DataForecast
         tokens=report.tokens,
         validation_rows=report.validation_rows,
         longest_row=report.longest_row,
-        longest_sequence=plan.longest_bin,
+        longest_sequence=max(plan.longest_bin, _longest_evaluated(sections, corpus.validation)),
         trimmed_rows=report.trimmed_rows,
         planned_steps=plan.total_steps,
         planned_tokens=plan.planned_tokens,
@@ -74,6 +77,16 @@ def _counted(sections: SftSections, document: Mapping[str, Any]) -> DataForecast
         epochs=round(plan.planned_rows / report.rows, 3),
         histogram=tuple(report.histogram),
     )
+
+
+def _longest_evaluated(sections: SftSections, rows: TokenRows) -> int:
+    """Of the validation rows, packed as :func:`trainer.evaluation.evaluation_bins` does it."""
+    from trainer.data.plan import PlanSpec, Segment, build_plan
+
+    train = sections.train
+    segments = (Segment(train.max_length, 0),)
+    spec = PlanSpec(seed=train.seed, packing=train.packing, bins_per_step=1, segments=segments, epochs=1.0)
+    return build_plan(len(rows), rows.lengths, spec).longest_bin
 
 
 def _hub_folder(base: str, revision: str | None) -> Path | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,8 @@ from trainer.planner.predict import padded
 from trainer.planner.shapes import UnknownShapeError
 
 DEPTHS = (2, 4)
+LIKE_LAYERS = 0.01
+"""Share by which the extrapolated number of parameters may be off."""
 WEIGHTS, EMBEDDINGS, ADAPTER = "weights", "embeddings", "adapter"
 GRADIENTS, OPTIMISER, ACTIVATIONS = "gradients", "optimizer", "activations"
 EIGHT_BIT_BLOCK = 256
@@ -67,8 +69,37 @@ def trace(shape: Mapping[str, Any], sections: SftSections, device: str, tokens: 
     layers = layer_count(config)
     if layers <= DEPTHS[1]:
         return trace_depth(config, sections, device, tokens)
-    low, high = (trace_depth(at_depth(config, depth), sections, device, tokens) for depth in DEPTHS)
+    shallow = [at_depth(config, depth) for depth in DEPTHS]
+    with _unknown_where_it_fails(config):
+        _check_like_layers(config, shallow, sections, device)
+    low, high = (trace_depth(part, sections, device, tokens) for part in shallow)
     return extrapolate(low, high, layers)
+
+
+def _check_like_layers(
+    config: PretrainedConfig, shallow: Sequence[PretrainedConfig], sections: SftSections, device: str
+) -> None:
+    """Raises UnknownShapeError where the layers below are no measure of the others.
+
+    The whole model is built on the meta device, which takes no memory: the parameters that the shallow ones foretell
+    must be its parameters.
+    """
+    low, high, whole = (_parameters(part, sections, device) for part in (*shallow, config))
+    for what, first, second, real in zip(("frozen", "trained"), low, high, whole, strict=True):
+        foretold = _at(first, second, layer_count(config))
+        if abs(foretold - real) > LIKE_LAYERS * max(real, 1):
+            raise UnknownShapeError(
+                f"the layers of {config.model_type!r} differ in a way that cannot be extrapolated: from {DEPTHS[1]} "
+                f"layers {foretold / 1e6:.1f} million {what} parameters would follow, and it has {real / 1e6:.1f}"
+            )
+
+
+def _parameters(config: PretrainedConfig, sections: SftSections, device: str) -> tuple[int, int]:
+    """Frozen and trained ones, unquantised."""
+    plain = sections.model_copy(update={"model": sections.model.model_copy(update={"quantization": "none"})})
+    model = build_on_meta(config, plain, device)
+    trained = sum(parameter.numel() for parameter in trainable_parameters(model).values())
+    return sum(parameter.numel() for parameter in model.parameters()) - trained, trained
 
 
 def extrapolate(low: Traced, high: Traced, layers: int) -> Traced:
@@ -131,8 +162,14 @@ def at_depth(config: PretrainedConfig, depth: int) -> PretrainedConfig:
 
 def trace_depth(config: PretrainedConfig, sections: SftSections, device: str, tokens: int) -> Traced:
     """One trace of ``config`` as it is."""
-    try:
+    with _unknown_where_it_fails(config):
         return _trace(config, sections, device, tokens)
+
+
+@contextmanager
+def _unknown_where_it_fails(config: PretrainedConfig) -> Iterator[None]:
+    try:
+        yield
     except (TrainerError, UnknownShapeError):
         raise
     except Exception as error:
