@@ -48,7 +48,8 @@ SOURCES_FILE = "sources.json"
 CONFIG_FILE = "run_config.json"
 TEMPLATE_FILE = "template.json"
 REQUIRED = (ADAPTER_FILE, "adapter_config.json", OPTIMISER_FILE, OPTIMISER_REST_FILE, "scheduler.pt", "rng_state.pth",
-            "trainer_state.json", DATA_PLAN_FILE, EVALUATIONS_FILE, SOURCES_FILE)  # fmt: skip
+            "trainer_state.json", DATA_PLAN_FILE)  # fmt: skip
+"""Files without which nothing is resumed. Checkpoints of earlier versions have no evaluations.json and sources.json."""
 CONFIGURED_BY: Mapping[str, tuple[str, ...]] = {
     "data": ("data.sources", "data.on_bad_row", "data.curriculum_field", "data.validation"),
     "validation_data": ("data.validation", "data.sources", "data.on_bad_row"),
@@ -236,7 +237,9 @@ def open_checkpoint(directory: Path) -> tuple[Manifest, DataPosition]:
         position = msgspec.json.decode((directory / DATA_PLAN_FILE).read_bytes(), type=DataPosition)
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointCorruptError(f"{directory}: unreadable ({error})") from error
-    missing = [name for name in REQUIRED if name not in manifest.files or not (directory / name).is_file()]
+    # A rank without its own random state would go on with other dropout masks.
+    needed = {*REQUIRED, *manifest.files, *(rng_file(rank) for rank in range(ranks_of(manifest)))}
+    missing = sorted(name for name in needed if name not in manifest.files or not (directory / name).is_file())
     if missing:
         raise CheckpointCorruptError(
             f"{directory}: {', '.join(missing)} missing; resuming would start it afresh unseen"
@@ -244,16 +247,28 @@ def open_checkpoint(directory: Path) -> tuple[Manifest, DataPosition]:
     return manifest, position
 
 
-def read_sources(directory: Path) -> tuple[SourceDigest, ...]:
-    """What each source gave when the checkpoint was written. Raises CheckpointCorruptError."""
+def ranks_of(manifest: Manifest) -> int:
+    """In how many processes the checkpoint was trained; earlier versions knew only one and recorded nothing."""
+    return int(manifest.identity.get("ranks", "1"))
+
+
+def read_sources(directory: Path, manifest: Manifest) -> tuple[SourceDigest, ...] | None:
+    """What each source gave when the checkpoint was written; None: not recorded. Raises CheckpointCorruptError."""
+    if SOURCES_FILE not in manifest.files:
+        return None
     try:
         return msgspec.json.decode((directory / SOURCES_FILE).read_bytes(), type=tuple[SourceDigest, ...])
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointCorruptError(f"{directory / SOURCES_FILE}: unreadable ({error})") from error
 
 
-def read_standing(directory: Path) -> Standing:
-    """How the run stood with its evaluations. Raises CheckpointCorruptError."""
+def read_standing(directory: Path, manifest: Manifest) -> Standing:
+    """How the run stood with its evaluations; as before the first one where that is not recorded.
+
+    Raises CheckpointCorruptError.
+    """
+    if EVALUATIONS_FILE not in manifest.files:
+        return Standing()
     try:
         return msgspec.json.decode((directory / EVALUATIONS_FILE).read_bytes(), type=Standing)
     except (OSError, msgspec.DecodeError) as error:
@@ -270,8 +285,9 @@ def check_compatible(
     """
     refused: list[str] = []
     taken: list[str] = []
-    for name in sorted(set(manifest.identity) | set(identity)):
-        before, now = manifest.identity.get(name, "(not recorded)"), identity.get(name, "(not recorded)")
+    recorded = {"ranks": str(ranks_of(manifest)), **manifest.identity}
+    for name in sorted(set(recorded) | set(identity)):
+        before, now = recorded.get(name, "(not recorded)"), identity.get(name, "(not recorded)")
         if before == now:
             continue
         where = f" ({sources})" if sources and name in ("data", "validation_data") else ""

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from trainer.config import SftSections
-from trainer.data.plan import DataPlan
 from trainer.planner.calibration import CONTEXT_BYTES, SMALLEST_BYTES, now_measured, remember
-from trainer.planner.predict import question_key, remembered, sequence_tokens
+from trainer.planner.predict import NEARLY_FULL, question_key, remembered, sequence_tokens
 from trainer.planner.shapes import UnknownShapeError, find_shape
 from trainer.reporting import Reporter
 
 _GIB = 1 << 30
+EVALUATION = "evaluation"
+"""The phase of that name in trainer.planner.trace."""
 
 
 class PeakMeter:
@@ -49,28 +50,42 @@ class PeakMeter:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``predicted``: bytes of live tensors; None: why stands in ``reason``."""
+    """``predicted``: bytes of live tensors at ``when``; None: why stands in ``reason``."""
 
     predicted: int | None
     key: str = ""
     reason: str = ""
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What an attempt went through: the largest micro-batch of a whole optimiser step, in tokens with their padding,
+    0 without a step; and whether it evaluated."""
+
+    batch_tokens: int
+    evaluated: bool
 
 
 def report_peak(
-    meter: PeakMeter, sections: SftSections, plan: DataPlan, reporter: Reporter, *, divided: bool = False
+    meter: PeakMeter, sections: SftSections, longest: int, reporter: Reporter, reached: Reached, *, divided: bool
 ) -> None:
     """The ``memory`` event: measured beside predicted. What can calibrate later predictions is kept in the cache.
 
-    ``divided``: other processes hold parts of the base.
+    ``longest``: tokens of the longest sequence, trained or evaluated. ``divided``: other processes hold parts of the
+    base. An attempt that never did what was predicted calibrates
+    nothing.
     """
     measured, allocated = meter.measured(), meter.allocated()
     if measured is None:
         return
     kind = meter.device.type
     what = "reserved by the GPU allocator" if kind == "cuda" else "resident memory of the process beyond its start"
-    found = predicted_for(sections, kind, plan.longest_bin)
+    found = predicted_for(sections, kind, longest)
     if divided:
         found = Comparison(None, reason="the base is divided among the processes, and what that saves is not predicted")
+    if found.predicted is not None and (missed := _missed(found, sections, longest, reached)):
+        found = Comparison(None, reason=missed)
     data: dict[str, Any] = {
         "measured_bytes": measured,
         "measured": what,
@@ -97,6 +112,19 @@ def report_peak(
     reporter.event("memory", text, **data)
 
 
+def _missed(found: Comparison, sections: SftSections, longest: int, reached: Reached) -> str:
+    """Why this attempt's peak is not the one that was predicted; empty when it is."""
+    foreseen = sections.train.per_device_train_batch_size * sequence_tokens(sections, longest)
+    if reached.batch_tokens < NEARLY_FULL * foreseen:
+        return (
+            f"the largest micro-batch of this attempt had {reached.batch_tokens} tokens, and what was predicted is "
+            f"{foreseen}"
+        )
+    if found.when == EVALUATION and not reached.evaluated:
+        return "what was predicted is the evaluation, and this attempt made none"
+    return ""
+
+
 def predicted_for(sections: SftSections, device: str, longest: int) -> Comparison:
     """What was predicted for these settings by ``mens-sup plan`` or before the first attempt; nothing is traced."""
     tokens = sequence_tokens(sections, longest)
@@ -107,7 +135,7 @@ def predicted_for(sections: SftSections, device: str, longest: int) -> Compariso
     key = question_key(shape, sections, device, tokens)
     known = remembered(key)
     if known is not None:
-        return Comparison(known.tensor_bytes, key)
+        return Comparison(known.tensor_bytes, key, when=known.when)
     most = sections.train.max_length
     if tokens < most and remembered(question_key(shape, sections, device, most)):
         return Comparison(None, reason=f"the longest sequence had {longest} tokens, and what was predicted is {most}")

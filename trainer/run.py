@@ -155,20 +155,28 @@ def run_attempt(
     else:
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
     if ranks.first and start_step < plan.total_steps:
-        report_peak(peak, sections, plan, reporter, divided=divided)
+        longest = max(plan.longest_bin, trainer.eval_bins.plan.longest_bin)
+        report_peak(peak, sections, longest, reporter, trainer.reached, divided=divided)
     ranks.part()
     reporter.enter(Phase.FINISHED)
     done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
-    return _report(planned, done, evaluations.over if evaluations.standing.step == done["steps"] else None)
+    owed = trainer.evaluation_due(done["steps"])
+    return _report(planned, done, evaluations.over if evaluations.standing.step == done["steps"] else None, owed)
 
 
-def _report(planned: dict[str, int], done: dict[str, int], over: str | None) -> ExitReport:
-    """``over``: why the training came to its end before its last planned step."""
+def _report(planned: dict[str, int], done: dict[str, int], over: str | None, owed: bool = False) -> ExitReport:
+    """``over``: why the training came to its end before its last planned step. ``owed``: its evaluation is missing."""
     steps = done["steps"]
+    if steps >= planned["steps"] and owed:
+        return ExitReport(
+            ExitKind.INTERRUPTED, f"stopped on request at optimiser step {steps} of {steps}, before its evaluation",
+            step=steps, phase="evaluating", planned=planned, done=done,
+        )  # fmt: skip
     if steps < planned["steps"] and over is not None:
         why = f"stopped early at optimiser step {steps} of {planned['steps']}: {over}"
         return ExitReport(
-            ExitKind.COMPLETED, why, step=steps, phase="finished", planned=done, done=done, stopped_early=why
+            ExitKind.COMPLETED, why, step=steps, phase="finished", planned=done, done=done, stopped_early=why,
+            planned_at_first=planned,
         )
     if steps < planned["steps"]:
         return ExitReport(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from trainer.checkpoint import (
     StepState,
     add_eval_loss,
     load_adapter,
+    ranks_of,
     rng_file,
     trim_log_history,
     write_checkpoint,
@@ -46,6 +48,7 @@ from trainer.evaluation import Evaluated, Evaluations, losses_by_row, row_losses
 from trainer.loss_spike import LossSpikeGuard
 from trainer.model import compute_dtype, trainable_parameters
 from trainer.moments import carry_moments
+from trainer.peak_memory import Reached
 from trainer.ranks import ALONE, Ranks, StepExchange, bins_of_rank, share_only_gradients
 from trainer.reporting import Reporter
 from trainer.schedule import lr_factor, warmup_steps
@@ -86,6 +89,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self.rows = train_bins.rows
         self.provenance = provenance
         self.resume_from = resume_from
+        self.resumed = resumed
         self.eval_bins = eval_bins
         self.sample_bins = sample_bins
         self.evaluations = evaluations
@@ -99,6 +103,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self._collector: StateCollector | None = None
         self._rows_fingerprint: str | None = None
         self._loss_spikes = LossSpikeGuard()
+        self.reached = Reached(0, evaluated=False)
+        self._step_tokens = 0
         self._rate_mark = (time.monotonic(), self.tokens_done)
         adapter = {name: parameter.data.clone() for name, parameter in trainable_parameters(model).items()}
         # At the last step nothing is left; a data set must not be empty.
@@ -180,6 +186,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         self.exchange.count(inputs.pop("rows"), inputs.pop("tokens"))
+        self._step_tokens = max(self._step_tokens, inputs["input_ids"].numel())
         self.reporter.beat()
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -188,6 +195,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         rows, tokens = self.exchange.finish(self.reporter.stop_requested, random_state)
         self.rows_done += rows
         self.tokens_done += tokens
+        self.reached = replace(self.reached, batch_tokens=max(self.reached.batch_tokens, self._step_tokens))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Label tokens of the window over all ranks; gradients are averaged over them, so a rank has its share."""
@@ -306,6 +314,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         with self.reporter.within(Phase.EVALUATING):
             losses = self._row_losses(self.eval_bins, dataloader)
             sample = self._row_losses(self.sample_bins, self._bins_in_order(self.sample_bins))
+        self.reached = replace(self.reached, evaluated=True)
         self.evaluations.take(
             self.state.global_step, Evaluated(losses, sample, seconds=self._leave_out_of_rate(started))
         )
@@ -426,8 +435,16 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
     def _load_rng_state(self, checkpoint: str) -> None:
         if self.ranks.size == 1:
             super()._load_rng_state(checkpoint)
-        elif (path := Path(checkpoint) / rng_file(self.ranks.index)).is_file():
-            restore_random_state(path)
+            return
+        recorded = ranks_of(self.resumed) if self.resumed is not None else 1
+        if self.ranks.size > recorded:
+            self.reporter.event(
+                "accepted_change",
+                f"the checkpoint has the random state of {recorded} of {self.ranks.size} ranks; the others draw their "
+                "dropout masks from the seed",
+            )
+        if self.ranks.index < recorded:
+            restore_random_state(Path(checkpoint) / rng_file(self.ranks.index))
 
     def epoch_at(self, step: int) -> float:
         """Passes over the training rows done after ``step`` optimiser steps."""

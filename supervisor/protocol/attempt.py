@@ -84,7 +84,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     ``done``/``planned`` hold ``steps``, ``tokens`` and ``rows`` so that the supervisor can check
     that "completed" is true. ``evidence`` are the lines (of a traceback, a log) behind ``message``. ``stopped_early``
     says why a completed training ended before the last step that was planned at first; ``planned`` is then what it
-    came down to.
+    came down to, and ``planned_at_first`` what it was.
     """
 
     kind: ExitKind
@@ -95,6 +95,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     planned: dict[str, int] = {}
     done: dict[str, int] = {}
     stopped_early: str = ""
+    planned_at_first: dict[str, int] = {}
 
 
 def write_spec(path: Path, spec: AttemptSpec) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors import SafetensorError
 from tiny_runs import Attempt, Tiny
 
 from supervisor.protocol.attempt import ExitKind
-from supervisor.protocol.manifest import read_manifest, verify_checkpoint
+from supervisor.protocol.manifest import MANIFEST_NAME, read_manifest, verify_checkpoint
 from supervisor.protocol.paths import RunPaths
-from trainer.checkpoint import StepState, library_versions, open_checkpoint
+from trainer.checkpoint import StepState, library_versions, open_checkpoint, read_sources, read_standing
 from trainer.data.plan import Segment
-from trainer.errors import classify
+from trainer.early_stop import Standing
+from trainer.errors import CheckpointCorruptError, classify
 from trainer.sft import SupervisedSFTTrainer
 from trainer.step_state import read_optimiser_state
 
@@ -63,6 +66,46 @@ def test_optimiser_scheduler_and_rng_are_those_of_the_step(plain_run: Attempt) -
     assert torch.load(checkpoint / "scheduler.pt", weights_only=True)["last_epoch"] == 4
     assert set(torch.load(checkpoint / "rng_state.pth", weights_only=False)) >= {"python", "numpy", "cpu"}
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 4
+
+
+def without(checkpoint: Path, *names: str, identity: tuple[str, ...] = (), **changes: str) -> None:
+    """Take files out of a checkpoint and its manifest, as if they had never been written."""
+    manifest = read_manifest(checkpoint)
+    for name in names:
+        (checkpoint / name).unlink()
+    kept = {name: value for name, value in manifest.identity.items() if name not in identity} | changes
+    files = {name: record for name, record in manifest.files.items() if name not in names}
+    manifest = msgspec.structs.replace(manifest, files=files, identity=kept)
+    (checkpoint / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+
+
+# proves TRN-12: what was trained before is not lost
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tiny: Tiny) -> None:
+    whole = tiny.run("older", save_steps=2)
+    checkpoint = whole.paths.checkpoint(2)
+    without(checkpoint, "evaluations.json", "sources.json", identity=("ranks",))
+    assert verify_checkpoint(checkpoint) == []
+    assert read_standing(checkpoint, read_manifest(checkpoint)) == Standing()
+    assert read_sources(checkpoint, read_manifest(checkpoint)) is None
+    again = tiny.run("older-again", resume_from=checkpoint, number=2)
+    assert all(torch.equal(value, again.adapter(3)[name]) for name, value in whole.adapter(3).items())
+
+
+# proves TRN-12
+@pytest.mark.parametrize("name", ["evaluations.json", "sources.json"])
+def test_a_file_that_the_manifest_names_must_be_there(plain_run: Attempt, tmp_path: Path, name: str) -> None:
+    checkpoint = Path(shutil.copytree(plain_run.paths.checkpoint(4), tmp_path / "step-00000004"))
+    (checkpoint / name).unlink()
+    with pytest.raises(CheckpointCorruptError, match=name):
+        open_checkpoint(checkpoint)
+
+
+# proves TRN-12, TRN-19: a rank whose random state is gone must not go on with other masks
+def test_the_random_state_of_every_rank_must_be_there(plain_run: Attempt, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(plain_run.paths.checkpoint(4), tmp_path / "step-00000004"))
+    without(checkpoint, ranks="2")
+    with pytest.raises(CheckpointCorruptError, match=r"rng_state_1\.pth"):
+        open_checkpoint(checkpoint)
 
 
 class Watched(SupervisedSFTTrainer):

@@ -56,7 +56,8 @@ def test_the_event_and_the_manifest_say_how_sure_the_loss_is(plain_run: Attempt)
     manifest = read_manifest(plain_run.paths.checkpoint(5))
     assert manifest.eval_loss == evaluation.data["eval_loss"]
     assert manifest.eval_loss_stderr == evaluation.data["eval_loss_stderr"] > 0
-    standing = read_standing(plain_run.paths.checkpoint(5))
+    checkpoint = plain_run.paths.checkpoint(5)
+    standing = read_standing(checkpoint, read_manifest(checkpoint))
     assert (standing.step, standing.loss, standing.stderr) == (5, manifest.eval_loss, manifest.eval_loss_stderr)
     first, second = (event.data for event in plain_run.events("evaluation")[:2])
     assert first["verdict"] == "first" and "gain" not in first

@@ -102,6 +102,25 @@ def test_the_last_evaluation_is_made_up_for(tiny: Tiny, undisturbed: Attempt) ->
     assert not resumed.events("progress")
 
 
+class StoppedInTheLastStep(SupervisedSFTTrainer):
+    """SIGTERM in the fifth step of five."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 4:
+            terminate_myself()
+        return super().training_step(*args, **kwargs)
+
+
+# proves SUP-15: without its last evaluation nobody knows which checkpoint is the best, so the run is not complete
+def test_a_stop_in_the_last_step_leaves_an_evaluation_to_make_up_for(tiny: Tiny, undisturbed: Attempt) -> None:
+    stopped = tiny.run("stopped-in-last", CHANGES, trainer_class=StoppedInTheLastStep)
+    assert stopped.report is not None
+    assert (stopped.report.kind, stopped.report.step) == (ExitKind.INTERRUPTED, 5)
+    assert "before its evaluation" in stopped.report.message
+    resumed = tiny.run("stopped-in-last", CHANGES, resume_from=stopped.paths.checkpoint(5), number=2)
+    assert_ends_alike(undisturbed, resumed)
+
+
 @pytest.mark.parametrize("where", ["locate", "load_base"])
 def test_loading_ends_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def never(*args: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from tiny_runs import Tiny
 
 from trainer.collate import PAD_MULTIPLE
 from trainer.config import SftSections
-from trainer.peak_memory import PeakMeter
+from trainer.peak_memory import Comparison, PeakMeter, Reached, _missed
 from trainer.planner import predict, trace
 from trainer.planner.calibration import (
     ALLOCATOR_SHARE,
@@ -25,6 +27,7 @@ from trainer.planner.calibration import (
 )
 from trainer.planner.predict import forecast_memory, padded, predicted, question_key, sequence_tokens
 from trainer.planner.shapes import find_shape
+from trainer.sft import SupervisedSFTTrainer
 
 BIG = 4 * SMALLEST_BYTES
 
@@ -136,6 +139,46 @@ def test_a_measurement_of_a_large_enough_model_calibrates(tiny: Tiny, monkeypatc
     (kept,) = read_measured()
     assert (kept.device, kept.base, kept.predicted_bytes) == ("cpu", "random:1x64", expected)
     assert kept.measured_bytes == said["measured_bytes"]
+
+
+class StoppedAfterOneStep(SupervisedSFTTrainer):
+    """Asked to stop in the first step, before any of the longest sequences."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(*args, **kwargs)
+
+
+def test_an_attempt_that_never_reached_its_peak_calibrates_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bin is as long as the window, the others are short: only a whole run is sure to have had it."""
+    changes = {"train.packing": False, "train.max_steps": 5, "train.per_device_train_batch_size": 1}
+    settings = tiny.sections(changes)
+    monkeypatch.setattr("trainer.peak_memory.SMALLEST_BYTES", 0)
+    for length in range(8, settings.train.max_length + 8, 8):
+        predict.remember(
+            question_key(find_shape(settings.model.base), settings, "cpu", length),
+            predict.Prediction("forward", {"weights": 1 << 30}, 1),
+        )
+    (event,) = tiny.run("cut-short", changes, trainer_class=StoppedAfterOneStep).events("memory")
+    assert "the largest micro-batch of this attempt had" in event.message and "ratio" not in event.data
+    assert read_measured() == []
+
+
+@pytest.mark.parametrize(
+    ("reached", "when", "said"),
+    [
+        (Reached(0, evaluated=True), "forward", "had 0 tokens"),
+        (Reached(186, evaluated=True), "forward", "had 186 tokens, and what was predicted is 192"),
+        (Reached(187, evaluated=False), "forward", ""),
+        (Reached(192, evaluated=False), "evaluation", "made none"),
+        (Reached(192, evaluated=True), "evaluation", ""),
+    ],
+)
+def test_what_an_attempt_must_have_done_to_be_compared(tiny: Tiny, reached: Reached, when: str, said: str) -> None:
+    found = _missed(Comparison(1, "key", when=when), tiny.sections(), 96, reached)
+    assert (said in found) if said else not found
 
 
 def test_without_a_prediction_a_run_says_so(tiny: Tiny) -> None:
