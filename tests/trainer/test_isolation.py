@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 def batch_of(collator: BinCollator, *bins: int) -> dict[str, Any]:
     batch = collator([{"bin": index} for index in bins])
-    return {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    return {name: value for name, value in batch.items() if name not in ("rows", "tokens")}
 
 
 def hidden(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:

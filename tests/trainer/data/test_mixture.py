@@ -23,7 +23,8 @@ def mixture(sizes: list[int], weights: list[float], longest: int = 40, seed: int
 
 def shares(mixed: Mixture, rows: Ints, length: int = 64) -> list[float]:
     counts = np.bincount(mixed.sources[rows], weights=mixed.learnt(length)[rows], minlength=len(mixed.spec.names))
-    return (counts / counts.sum()).tolist()
+    found: list[float] = (counts / counts.sum()).tolist()
+    return found
 
 
 def test_weights_are_shares_of_learnt_tokens_and_not_of_rows() -> None:
@@ -99,11 +100,11 @@ def test_the_plan_honours_the_weights_and_a_shorter_window_takes_over_what_is_le
 def planned_shares(plan: DataPlan, mixed: Mixture) -> list[float]:
     """Every row counted in the window in which it is learnt from."""
     count = len(mixed.spec.names)
-    learnt = sum(
-        np.bincount(mixed.sources[rows], weights=mixed.learnt(length)[rows], minlength=count)
-        for length, rows in plan.rows_by_length().items()
-    )
-    return (learnt / np.sum(learnt)).tolist()
+    learnt = np.zeros(count)
+    for length, rows in plan.rows_by_length().items():
+        learnt += np.bincount(mixed.sources[rows], weights=mixed.learnt(length)[rows], minlength=count)
+    found: list[float] = (learnt / learnt.sum()).tolist()
+    return found
 
 
 def long_and_short(weights: tuple[float, float] = (1.0, 1.0)) -> Mixture:
