@@ -303,8 +303,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 # proves SUP-15: what lies about in memory or under the name of the link does not cost a completed run its outcome
 def test_what_cannot_be_cleaned_up_costs_no_completed_run(tmp_path: Path, memory: Path) -> None:
     place = tmp_path / "r"
+    gate = tmp_path / "gate"
     stopped = {"at": 4, "do": "fail", "kind": "data_error", "attempt": 1}
-    assert run(snapshotting(memory, stopped), place) is Outcome.GAVE_UP
+    waits = {"at": 9, "do": "wait_for_file", "file": str(gate)}
+    assert run(snapshotting(memory, stopped, waits), place) is Outcome.GAVE_UP
     (place / "final").mkdir()
     with ExitStack() as stack:
 
@@ -312,6 +314,7 @@ def test_what_cannot_be_cleaned_up_costs_no_completed_run(tmp_path: Path, memory
             for home in memory.glob("mens-sup-*"):
                 if not (home / "busy").exists():
                     stack.enter_context(mounted(home / "busy"))
+                    gate.touch()
 
         assert supervise(RunRequest(None, place), make_it_busy) is Outcome.COMPLETED
     found = state(place)

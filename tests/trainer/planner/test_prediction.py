@@ -124,6 +124,7 @@ def peak_of(changes: Mapping[str, Any], device: str = "cuda", shape: Mapping[str
     return sum(trace(shape, sections(changes), device, 128).worst()[1].values())
 
 
+@pytest.mark.slow
 def test_every_knob_that_matters_moves_the_prediction() -> None:
     plain = peak_of({})
     assert peak_of({"train.per_device_train_batch_size": 2}) > plain
