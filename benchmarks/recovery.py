@@ -31,7 +31,8 @@ from supervisor.protocol.events import read_events
 from supervisor.protocol.heartbeat import Phase, read_heartbeat
 from supervisor.protocol.paths import RunPaths
 from supervisor.yaml_source import read_yaml
-from trainer.base_model import cache_root, locate
+from trainer.base_model import locate
+from trainer.cache import cache_root
 from trainer.data.messages import Row
 from trainer.data.sources import Source, read_source
 
