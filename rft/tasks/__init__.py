@@ -1,0 +1,1 @@
+"""What is asked: tasks from files, benches and generators."""
