@@ -11,7 +11,7 @@ from trainer.data.messages import Message
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are drawn. ``top_k`` 0 is off. With top_p 1 and top_k 0 the log-probabilities are those of the model."""
+    """How tokens are drawn. ``top_k`` 0 is off. With top_p 1 and top_k 0 log-probabilities are those of the model."""
 
     temperature: float
     top_p: float

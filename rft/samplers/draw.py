@@ -1,0 +1,52 @@
+"""Drawing tokens, each sample by random numbers of its own. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from rft.samplers.sampler import Sampling
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number, 0 <= u < 1, by which token ``position`` of a sample is drawn.
+
+    A hash and no generator: there is no state that depends on what else was drawn, or on the device.
+    """
+    digest = hashlib.sha256(f"{seed}\0{position}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def log_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Log-probabilities (rows, vocabulary), float32, of the distribution that is drawn from; the model's own at
+    temperature 0. In vLLM's order: temperature, top_k, top_p."""
+    logits = logits.float()
+    if sampling.temperature == 0:
+        return torch.log_softmax(logits, dim=-1)
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = torch.topk(logits, sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, float("-inf"))
+    if sampling.top_p < 1:
+        ordered, places = torch.sort(logits, dim=-1, descending=True, stable=True)
+        shares = torch.softmax(ordered, dim=-1)
+        beyond = shares.cumsum(dim=-1, dtype=torch.float64) - shares >= sampling.top_p
+        beyond[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, places, beyond), float("-inf"))
+    return torch.log_softmax(logits, dim=-1)
+
+
+def draw(logits: torch.Tensor, uniforms: list[float], sampling: Sampling) -> tuple[list[int], list[float]]:
+    """One token for each row of ``logits`` (rows, vocabulary), and its log-probability (nats).
+
+    The token at which the summed distribution passes the row's number, summed in float64.
+    """
+    distribution = log_distribution(logits, sampling)
+    if sampling.temperature == 0:
+        chosen = distribution.argmax(dim=-1, keepdim=True)
+    else:
+        summed = distribution.exp().cumsum(dim=-1, dtype=torch.float64)
+        targets = torch.tensor(uniforms, dtype=torch.float64, device=summed.device)[:, None] * summed[:, -1:]
+        chosen = torch.searchsorted(summed, targets, right=True)
+    return chosen[:, 0].tolist(), distribution.gather(-1, chosen)[:, 0].tolist()
