@@ -1,0 +1,144 @@
+"""The tasks of a job and its verifiers: taken into the store once, compared with it ever after, checked before a token
+is spent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+
+from rft.config import JudgeSection, RftSections
+from rft.store import Store
+from rft.tasks.task import Task
+from rft.verifiers.verifier import Verifier, VerifierUnusableError
+from trainer.errors import ConfigurationError, DataProblemError
+
+CHUNK = 500
+SHOWN = 5
+CHECKED = "tasks_checked"
+
+BuildVerifier = Callable[[str, Mapping[str, object], JudgeSection], Verifier]
+Beat = Callable[[], None]
+
+
+def take_in(store: Store, tasks: Iterable[Task], beat: Beat) -> dict[str, str]:
+    """Take the tasks of a fresh job into the store, or compare them with it; their part of the job's identity.
+
+    The store keeps the tasks of the job that it has; :func:`take_in_again` replaces them. Call it inside a batch.
+    """
+    fresh = store.last_task() == 0
+    digests = _Digests()
+    waiting = digests.watch(tasks, beat)
+    if fresh:
+        while chunk := list(islice(waiting, CHUNK)):
+            _add(store, chunk)
+    else:
+        for _ in waiting:
+            pass
+    if digests.count == 0:
+        raise DataProblemError("tasks.sources give no task at all; there is nothing to sample.")
+    return digests.identity
+
+
+def take_in_again(store: Store, tasks: Iterable[Task], beat: Beat) -> None:
+    """The job has other tasks now: those that are still there keep their samples. Call it inside a batch.
+
+    Raises DataProblemError for a task that is another under the same id.
+    """
+    store.set_present(None, False)
+    for task in _beating(tasks, beat):
+        known = store.find_task(task.id)
+        if known is None:
+            _add(store, [task])
+        elif known[1] != task.digest:
+            raise DataProblemError(
+                f"{_place(task)}task {task.id} is another one than before (prompt, tools or check), and has samples of "
+                "the old one. Give it another id, or start in a new --run-dir."
+            )
+        else:
+            store.set_present(known[0], True)
+
+
+def build_verifiers(
+    store: Store, sections: RftSections, build: BuildVerifier
+) -> dict[tuple[str, str], Verifier]:
+    """The verifiers of all tasks by (source, name of the verifier), not opened; equal ones are one.
+
+    A source's own settings go to the verifier that it names; another one that a row asks for has its defaults.
+    """
+    configured = {source.name: source.verifier for source in sections.tasks.sources}
+    built: dict[tuple[str, str], Verifier] = {}
+    same: dict[str, Verifier] = {}
+    for source, name in store.verifiers():
+        section = configured.get(source)
+        settings = section.settings if section is not None and section.name == name else {}
+        key = f"{name} {sorted(settings.items())}"
+        if key not in same:
+            same[key] = build(name, settings, sections.judge)
+        built[source, name] = same[key]
+    return built
+
+
+def open_verifiers(verifiers: Mapping[tuple[str, str], Verifier], stack: ExitStack) -> None:
+    """Start them; the stack ends them. Raises ConfigurationError when one cannot work here."""
+    for verifier in {id(each): each for each in verifiers.values()}.values():
+        stack.callback(verifier.close)
+        try:
+            verifier.open()
+        except VerifierUnusableError as error:
+            raise ConfigurationError(str(error)) from None
+
+
+def check_tasks(store: Store, verifiers: Mapping[tuple[str, str], Verifier], beat: Beat) -> None:
+    """Raises DataProblemError when tasks cannot be judged; says the first few and how many there are."""
+    found: list[str] = []
+    count = 0
+    for _, task in store.each_task():
+        beat()
+        problem = verifiers[task.source, task.check.verifier].problem(task)
+        if problem is not None:
+            count += 1
+            if len(found) < SHOWN:
+                found.append(f"{_place(task)}task {task.id}: {problem}")
+    if count:
+        more = f" (and {count - len(found)} more)" if count > len(found) else ""
+        raise DataProblemError(f"{' '.join(found)}{more}")
+
+
+class _Digests:
+    """Over ids and digests of all tasks, in order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self.count = 0
+
+    def watch(self, tasks: Iterable[Task], beat: Beat) -> Iterator[Task]:
+        for task in _beating(tasks, beat):
+            self._digest.update(f"{task.id}\0{task.digest}\n".encode())
+            self.count += 1
+            yield task
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return {"tasks": f"{self.count} tasks, digest {self._digest.hexdigest()[:32]}"}
+
+
+def _beating(tasks: Iterable[Task], beat: Beat) -> Iterator[Task]:
+    for number, task in enumerate(tasks):
+        if number % CHUNK == 0:
+            beat()
+        yield task
+
+
+def _add(store: Store, tasks: list[Task]) -> None:
+    for task in tasks:
+        if store.find_task(task.id) is not None:
+            raise DataProblemError(
+                f"{_place(task)}task {task.id} stands twice; give every task an id of its own (SOURCE/KEY)."
+            )
+        store.add_tasks([task])
+
+
+def _place(task: Task) -> str:
+    return f"{task.file}:{task.line}: " if task.file else ""

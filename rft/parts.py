@@ -1,0 +1,67 @@
+"""What a job is made of when it is no test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from rft.config import JudgeSection, RftSections, SamplerSection, SamplingSection
+from rft.intake import Beat
+from rft.run import Parts
+from rft.samplers.sampler import Sampler
+from rft.scheduler import Render
+from rft.store import Store
+from rft.tasks.task import Task
+from rft.verifiers.verifier import Verifier
+from trainer.cache import cache_root
+from trainer.errors import DataProblemError
+
+
+def load_tasks(sections: RftSections) -> Iterator[Task]:
+    from rft.tasks.load import load_tasks as load
+
+    return load(sections.tasks, sections.seed)
+
+
+def build_verifier(name: str, settings: Mapping[str, object], judge: JudgeSection) -> Verifier:
+    """With the user's cache of verdicts around it, unless the job does without."""
+    from rft.verifiers.registry import build
+
+    verifier = build(name, settings, judge)
+    if not judge.cache:
+        return verifier
+    from rft.verifiers.cache import CachedVerifier
+
+    return CachedVerifier(verifier, cache_root() / "verdicts.sqlite")
+
+
+def open_sampler(
+    section: SamplerSection, sampling: SamplingSection, run_dir: Path, attempt: int, announce: Callable[[str], None]
+) -> Sampler:
+    from rft.samplers.open import open_sampler as open_it
+
+    return open_it(section, sampling, run_dir, attempt, announce)
+
+
+def render(section: SamplerSection) -> Render:
+    from rft.samplers.renderer import PromptError, prompt_renderer
+
+    renderer = prompt_renderer(section)
+    if renderer is None:
+        return lambda task: ()
+
+    def ids(task: Task) -> tuple[int, ...]:
+        try:
+            return renderer.ids(task.messages, task.tools)
+        except PromptError as error:
+            where = f"{task.file}:{task.line}: " if task.file else ""
+            raise DataProblemError(f"{where}task {task.id}: {error}") from None
+
+    return ids
+
+
+def check_gold(store: Store, verifiers: Mapping[tuple[str, str], Verifier], workers: int, beat: Beat) -> None:
+    pass
+
+
+PARTS = Parts(load_tasks, build_verifier, check_gold, open_sampler, render)
