@@ -132,8 +132,8 @@ class CorpusSection(Section):
     max_per_task: Count = 4
     """Accepted answers of a task that are exported, at most; different ones first come, first served."""
     distinct: Literal["text", "tokens", "python_ast"] = "tokens"
-    """When two answers are the same: text to the letter, tokens but for layout and comments, python_ast but for names of
-    local variables as well."""
+    """When two answers are the same: text to the letter, tokens but for layout and comments, python_ast but for names
+    of local variables as well."""
     keep: Literal["all", "shortest", "first"] = "first"
     """Which of a task's answers to prefer under max_per_task."""
 

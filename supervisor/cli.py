@@ -131,7 +131,11 @@ def validate(options: argparse.Namespace) -> int:
     from supervisor.config import load_config
 
     loaded = load_config(options.config, options.sets)
-    print(f"{options.config}: good, kind {loaded.kind.name}, run name {loaded.own.name}")
+    if options.as_json:
+        sections = loaded.sections.model_dump(mode="json")
+        _print_json({"kind": loaded.kind.name, "name": loaded.own.name, "sections": sections})
+    else:
+        print(f"{options.config}: good, kind {loaded.kind.name}, run name {loaded.own.name}")
     return 0
 
 
@@ -208,6 +212,9 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
     to_validate = _command(commands, "validate", validate, "check a configuration and the files that it names")
     to_validate.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
     _add_sets(to_validate)
+    to_validate.add_argument(
+        "--json", dest="as_json", action="store_true", help="the job's own sections as resolved, as JSON"
+    )
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
     to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from supervisor.config_errors import problems_of, show, suggest
 from supervisor.config_ladder import fit_ladder
 from supervisor.config_sections import NAME_PATTERN, SupervisorSections
-from supervisor.jobs import JobKind, Patch, Problem, SeveralProcesses, UnknownKindError, load_kind
+from supervisor.jobs import JobKind, Patch, Problem, SeveralProcesses, UnknownKindError, keeps_own_state, load_kind
 from supervisor.problems import ConfigError, render_problems
 from supervisor.yaml_source import parse_yaml_value, read_yaml
 
@@ -207,6 +207,9 @@ def _validate(
     own = _parse(SupervisorSections, own_part)
     sections = _parse(kind.schema, {key: value for key, value in document.items() if key not in own_part})
     combined = _combined(kind)
+    if keeps_own_state(kind) and "checkpoint" in document:
+        message = f"checkpoint: a job of kind {kind.name} keeps what it has done by itself and saves no checkpoints"
+        raise _config_error([Problem("checkpoint", message, "Remove the section.")], places)
     own, problems = fit_ladder(own, kind, document, lambda changed: _schema_problems(combined, changed), set_key)
     if problems:
         raise _config_error(problems, places)
@@ -215,6 +218,8 @@ def _validate(
         own = _resolve_own(own, base)
         sections = kind.resolve(sections, base)
     own_plain = own.model_dump(mode="json")
+    if keeps_own_state(kind):
+        del own_plain["checkpoint"]
     whole = {
         "name": own_plain.pop("name"),
         "kind": own_plain.pop("kind"),

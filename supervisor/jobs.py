@@ -142,6 +142,15 @@ def has_standby(kind: JobKind) -> bool:
     return bool(getattr(kind, "standby", False))
 
 
+def keeps_own_state(kind: JobKind) -> bool:
+    """Whether the kind's program keeps what it has done in the run directory itself, safe from a kill at any moment.
+
+    It says so by ``keeps_own_state``. Such a program speaks the contract but has no checkpoints to choose from, no
+    snapshots and no adapter; the steps of its heartbeat are those that it would not do again.
+    """
+    return bool(getattr(kind, "keeps_own_state", False))
+
+
 @runtime_checkable
 class PlansSteps(Protocol):
     """What a kind of job may have besides: the planned steps, where the configuration alone tells them."""

@@ -24,10 +24,10 @@ class Check(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True):
     """One prompt to be sampled from.
 
-    ``id`` is unique within a job and stays the same from run to run: ``SOURCE/KEY``. ``messages`` end with a user turn;
-    ``tools`` are JSON Schemas for the chat template. ``gold`` is a completion that the verifier must accept, judged
-    before a token is spent. ``cluster`` names what tasks have in common that are no independent evidence (the same file,
-    the same generator and difficulty); by default the task itself. ``file``/``line`` say where it was read.
+    ``id`` is unique within a job and stays the same from run to run: ``SOURCE/KEY``. ``messages`` end with a user
+    turn; ``tools`` are JSON Schemas for the chat template. ``gold`` is a completion that the verifier must accept, judged
+    before a token is spent. ``cluster`` names what tasks have in common that are no independent evidence (the same
+    file, the same generator and difficulty); by default the task itself. ``file``/``line`` say where it was read.
     """
 
     id: str
@@ -43,5 +43,5 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that shapes its samples and verdicts: prompt, tools and check; where it stands doesn't count."""
+        """SHA-256 over all that shapes samples and verdicts: prompt, tools and check; where it stands doesn't count."""
         return hashlib.sha256(msgspec.json.encode([self.messages, self.tools, self.check], order="sorted")).hexdigest()

@@ -28,8 +28,8 @@ class Verifier(Protocol):
         """End everything it started. May be called twice, or without open."""
 
     def problem(self, task: Task) -> str | None:
-        """Why this task cannot be judged (no tests, an invalid schema), in a sentence; None when it can. Runs nothing of
-        the task."""
+        """Why this task cannot be judged (no tests, an invalid schema), in a sentence; None when it can. Runs nothing
+        of the task."""
 
     def judge(self, task: Task, completion: str) -> Verdict:
         """Blocks until there is a verdict, within the verifier's own time limit. Never raises for what the completion

@@ -72,14 +72,33 @@ def _bare_completion(report: ExitReport) -> Verdict:
     return Verdict(FailureKind.COMPLETED, 0.95, f"All planned {', '.join(figures)} are done.{not_told}")
 
 
+def _own_completion(evidence: Evidence, report: ExitReport) -> Verdict:
+    """A program that keeps its own state says what it has done in its own words; its planned steps are to be done."""
+    short = unfulfilled(report, [name for name in PLANNED_FIGURES if name == "steps" or name in report.planned])
+    if not evidence.unseen and (evidence.signal is not None or evidence.exit_code != 0):
+        ended = f"signal {evidence.signal}" if evidence.signal is not None else f"exit code {evidence.exit_code}"
+        short.append(f"it ended with {ended}")
+    if short:
+        cause = f"The job says completed, but {'; '.join(short)}."
+        return Verdict(FailureKind.COMPLETED_EARLY, 1.0, cause, report.evidence)
+    words = [_as_sentence(text) for text in (report.stopped_early, report.message) if text]
+    return Verdict(FailureKind.COMPLETED, 1.0, " ".join(words))
+
+
 def _sentence(report: ExitReport) -> str:
-    text = report.stopped_early.strip()
+    return _as_sentence(report.stopped_early)
+
+
+def _as_sentence(text: str) -> str:
+    text = text.strip()
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _completion(evidence: Evidence, report: ExitReport) -> Verdict:
     if evidence.bare:
         return _bare_completion(report)
+    if evidence.own_state:
+        return _own_completion(evidence, report)
     short = unfulfilled(report)
     if not evidence.unseen and (evidence.signal is not None or evidence.exit_code != 0):
         ended = f"signal {evidence.signal}" if evidence.signal is not None else f"exit code {evidence.exit_code}"

@@ -39,6 +39,7 @@ class Evidence:
     attempt, whose trainer speaks our protocol and whose end we saw; False for somebody's log.
     ``snapshots``: of the sensors, the attempt's first and its last ones, the very last after its end. ``bare``: a
     supervised program that need not speak our protocol: what it leaves unsaid is unknown, its exit codes are its own.
+    ``own_state``: it has no checkpoints, but keeps what it has done itself.
     ``hang``: why we ended it without having been asked to. ``rebooted``: the machine was started anew meanwhile.
     """
 
@@ -56,6 +57,7 @@ class Evidence:
     first_hand: bool = True
     snapshots: tuple[Snapshot, ...] = ()
     bare: bool = False
+    own_state: bool = False
     hang: Hang | None = None
     rebooted: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def fsync_file(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """Replace ``path`` by ``data``, whole or in parts; a reader sees the old file or the new one, never a piece.
 
     ``mode``: the permissions of the new file, less what the umask takes away.

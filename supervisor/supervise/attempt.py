@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from supervisor.checkpoints import CheckpointInfo
 from supervisor.diagnosis.evidence import log_tail
 from supervisor.diagnosis.values import Evidence, Hang
+from supervisor.jobs import keeps_own_state
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, reap_group
 from supervisor.process.signals import SignalQueue
@@ -92,7 +93,7 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
             lineage=state.lineage,
             effective_config=str(paths.effective),
             resume_from=str(resume.path) if resume else None,
-            resume_step=resume.step if resume else None,
+            resume_step=resume.step if resume else _kept_step(run),
             save_steps=config.own.checkpoint.save_steps,
             accepted_changes=_still_accepted(run, resume),
             force_overfit=state.force_overfit,
@@ -103,6 +104,11 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
     )
     fsync_directory(run.paths.attempts)
     return paths
+
+
+def _kept_step(run: Run) -> int | None:
+    """The steps that a program which keeps them itself has done; None for none, and for any other program."""
+    return (run.state.step or None) if keeps_own_state(run.kind) else None
 
 
 def _still_accepted(run: Run, resume: CheckpointInfo | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 from supervisor.checkpoints import inspect_checkpoint, link_checkpoint
+from supervisor.jobs import keeps_own_state
 from supervisor.supervise.foreign import foreign_kind
 from supervisor.supervise.opening import Run, RunRefused
 
@@ -13,7 +14,7 @@ from supervisor.supervise.opening import Run, RunRefused
 def check_completed(run: Run) -> None:
     """A completed run is one whose last checkpoint still verifies; a lost ``final`` link is made again."""
     state, paths = run.state, run.paths
-    if foreign_kind(run) is not None:
+    if foreign_kind(run) is not None or keeps_own_state(run.kind):
         return  # what it left behind is its own business
     last = paths.checkpoint(state.planned_steps, state.lineage)
     if not last.is_dir():

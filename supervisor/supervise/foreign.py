@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from supervisor.checkpoints import CheckpointInfo, inspect_lineage
-from supervisor.jobs import AttemptFacts, ForeignKind
+from supervisor.jobs import AttemptFacts, ForeignKind, keeps_own_state
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, processes_of
 from supervisor.process.spawn import ExitStatus, spawn_trainer
@@ -130,6 +130,8 @@ def inspect_checkpoints(run: Run) -> list[CheckpointInfo]:
     Those of a foreign trainer that lie outside the run directory count as 0 bytes: they take no room in it.
     """
     kind = foreign_kind(run)
+    if keeps_own_state(run.kind):
+        return []
     if kind is None:
         return inspect_lineage(run.paths.checkpoints(run.state.lineage))
     found = kind.own_checkpoints(run.config.sections, attempt_facts(run))
@@ -160,6 +162,8 @@ def note_newest_checkpoint(run: Run) -> None:
 
 def how_it_goes_on(run: Run) -> str:
     """What the next `mens-sup run` does, a verb and where."""
+    if keeps_own_state(run.kind):
+        return "goes on with what is done already"
     if run.state.last_checkpoint:
         return f"goes on from {run.state.last_checkpoint}"
     return "starts from step 0" if foreign_kind(run) is None else "starts the command again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervisor.config import LoadedConfig
+from supervisor.jobs import keeps_own_state
 from supervisor.pace import known_pace
 from supervisor.state import RunState
 
@@ -70,7 +71,8 @@ def forecast_before_launch(state: RunState, config: LoadedConfig) -> Forecast:
     """What is known before an attempt: the run's own pace or, for a fresh run, that of an earlier one like it."""
     allowed = allowed_seconds(state, config.own.limits.max_hours)
     if state.seconds_per_step and state.planned_steps:
-        left = max(state.planned_steps - _step_saved(state), 0)
+        saved = state.step if keeps_own_state(config.kind) else _step_saved(state)
+        left = max(state.planned_steps - saved, 0)
         source = f"{left} steps at the {hours(state.seconds_per_step)} that each took so far"
         return Forecast(state.seconds_used, allowed, left * state.seconds_per_step, source)
     pace = known_pace(config.kind, config.sections, config.document) if not state.attempt else None

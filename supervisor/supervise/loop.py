@@ -17,7 +17,7 @@ from supervisor.checkpoints import (
 from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.kinds import FailureKind
 from supervisor.diagnosis.values import Diagnosis, Evidence, fingerprint
-from supervisor.jobs import Relief
+from supervisor.jobs import Relief, keeps_own_state
 from supervisor.notify import notify
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, subreaper
@@ -214,7 +214,8 @@ class _Loop:
     def _evidence(self, paths: AttemptPaths, ended: Ended) -> Evidence:
         snapshots = self.sensing.snapshots
         evidence = collect_evidence(paths, ended, self.resumed_step or 0, self._final_verified, snapshots)
-        evidence = replace(evidence, bare=foreign_kind(self.run) is not None)
+        kind = self.run.kind
+        evidence = replace(evidence, bare=foreign_kind(self.run) is not None, own_state=keeps_own_state(kind))
         if evidence.report is not None:
             self.run.state.planned_steps = evidence.report.planned.get("steps", self.run.state.planned_steps)
         return evidence
@@ -235,11 +236,12 @@ class _Loop:
             return Stop(Outcome.STOPPED, "Stopped on request before the first attempt.")
         state.attempt += 1
         paths = prepare_attempt(run, prepared.resume)
-        self.resumed_step = prepared.resume.step if prepared.resume else None
-        state.step = prepared.resume.step if prepared.resume else 0
-        manifest = prepared.resume.manifest if prepared.resume else None
-        state.tokens_seen = manifest.tokens_seen if manifest else 0
-        where = f"from the checkpoint of step {state.step}" if prepared.resume else "from step 0"
+        self.resumed_step = prepared.step or None
+        state.step = prepared.step
+        if not keeps_own_state(run.kind):
+            manifest = prepared.resume.manifest if prepared.resume else None
+            state.tokens_seen = manifest.tokens_seen if manifest else 0
+        where = f"from the checkpoint of step {state.step}" if prepared.resume else f"from step {state.step}"
         follower = Follower(run, prepared.good, self.sensing)
         run.journal.event(
             "attempt_started",
@@ -283,7 +285,7 @@ class _Loop:
         """Ask the policy and enter the failure into the ledger. ``foreseen``: no attempt was made."""
         run, state = self.run, self.run.state
         config = run.config
-        verified_step = max((info.step for info in good), default=0)
+        verified_step = state.step if keeps_own_state(run.kind) else max((info.step for info in good), default=0)
         given = PolicyInput(
             diagnosis=found,
             attempt=state.attempt,
@@ -391,7 +393,7 @@ class _Loop:
             stop = self._at_the_wall()
         self.wall.remember()
         explanation = stop.explanation
-        if stop.outcome is Outcome.COMPLETED and foreign_kind(run) is None:
+        if stop.outcome is Outcome.COMPLETED and foreign_kind(run) is None and not keeps_own_state(run.kind):
             final = run.paths.checkpoint(state.planned_steps, state.lineage)
             state.last_checkpoint = final.relative_to(run.paths.root).as_posix()
             explanation = f"{explanation} {link_final(run, final)}"

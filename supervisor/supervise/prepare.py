@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from supervisor.checkpoints import CheckpointInfo, best_checkpoint, ever_saved, linked_checkpoint
 from supervisor.diagnosis.kinds import FailureKind
 from supervisor.diagnosis.values import Diagnosis, fingerprint
-from supervisor.jobs import Relief
+from supervisor.jobs import Relief, keeps_own_state
 from supervisor.protocol.atomic import remove_staging
 from supervisor.relief.policy import Stop
 from supervisor.relief.retention import plan_trim
@@ -22,10 +22,11 @@ from supervisor.supervise.snapshots import with_snapshot
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the next attempt starts from. ``good``: all verified checkpoints of the lineage."""
+    """What the next attempt starts from. ``good``: all verified checkpoints of the lineage. ``step``: done already."""
 
     resume: CheckpointInfo | None
     good: tuple[CheckpointInfo, ...]
+    step: int
 
 
 def prepare(run: Run) -> Prepared | Stop:
@@ -35,6 +36,8 @@ def prepare(run: Run) -> Prepared | Stop:
     for parent in (run.paths.root, folder, run.paths.attempts):
         if removed := remove_staging(parent):
             run.journal.event("staging_removed", f"half-written leftovers removed: {', '.join(removed)}")
+    if keeps_own_state(run.kind):
+        return Prepared(None, (), state.step)
     existed = ever_saved(run.paths, state.lineage) or state.last_checkpoint is not None
     infos = inspect_checkpoints(run)
     for info in infos:
@@ -48,7 +51,7 @@ def prepare(run: Run) -> Prepared | Stop:
         run.paths.best.unlink(missing_ok=True)
     if good:
         state.last_checkpoint = shown_place(run, good[-1].path)
-        return Prepared(good[-1], good)
+        return Prepared(good[-1], good, good[-1].step)
     if existed:
         folder = infos[-1].path.parent if infos else folder
         return Stop(
@@ -59,7 +62,7 @@ def prepare(run: Run) -> Prepared | Stop:
             "or start again on purpose with a new --run-dir.",
         )
     state.last_checkpoint = None
-    return Prepared(None, ())
+    return Prepared(None, (), 0)
 
 
 def shortage(run: Run, good: Sequence[CheckpointInfo]) -> Diagnosis | None:

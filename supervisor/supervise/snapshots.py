@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from supervisor.checkpoints import CheckpointInfo, best_checkpoint, inspect_checkpoint, to_delete
+from supervisor.jobs import keeps_own_state
 from supervisor.protocol.atomic import staged_directory
 from supervisor.protocol.attempt import read_spec
 from supervisor.protocol.lock import lock_holder
@@ -44,7 +45,7 @@ class _Owner(msgspec.Struct, frozen=True):
 def snapshot_home(run: Run) -> Path | None:
     """The next attempt's folder in shared memory, whether it exists or not; None when snapshots are off."""
     chosen = run.config.own.checkpoint.snapshot
-    if chosen == "off" or foreign_kind(run) is not None:
+    if chosen == "off" or foreign_kind(run) is not None or keeps_own_state(run.kind):
         return None
     return _home_in(SHARED_MEMORY if chosen == "auto" else Path(chosen), run)
 

@@ -28,7 +28,7 @@ class RunView:
     """A run at one moment. None is unknown; ``state`` is None before the run directory is set up.
 
     ``losses``: (optimiser step, nats per token), rising steps, of the attempts that count.
-    ``progress``: the data of the newest ``progress`` event of the present attempt.
+    ``progress``: the data of the newest ``progress`` event of the present attempt, ``progress_message`` its words.
     ``new_events`` came since the view before; ``recent_events`` are the last ones worth a line.
     ``supervisor_alive``: whether a process holds the supervisor's lock.
     ``sensors``: what the supervisor's sensors saw last, about ten seconds ago while it runs.
@@ -47,6 +47,7 @@ class RunView:
     supervisor_alive: bool
     sensors: SensorReport | None = None
     eval_loss_stderr: float | None = None
+    progress_message: str = ""
 
     @property
     def running(self) -> bool:
@@ -95,6 +96,7 @@ class _History:
     """What the events so far add up to."""
 
     progress: dict[str, Any] = field(default_factory=dict)
+    progress_message: str = ""
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     eval_loss: tuple[int | None, float] | None = None
     eval_loss_stderr: float | None = None
@@ -105,7 +107,7 @@ class _History:
             if event.kind == "progress":
                 self._add_progress(event)
             elif event.kind == "attempt_started":
-                self.progress = {}
+                self.progress, self.progress_message = {}, ""
             elif event.kind == "evaluation":
                 self.add_evaluation(event)
             if describe(event) is not None:
@@ -117,7 +119,7 @@ class _History:
             self.eval_loss_stderr = number(event.data, "eval_loss_stderr")
 
     def _add_progress(self, event: Event) -> None:
-        self.progress = event.data
+        self.progress, self.progress_message = event.data, event.message
         loss = number(event.data, "loss")
         if event.step is None or loss is None:
             return
@@ -155,6 +157,7 @@ class Follower:
             disk_free_bytes=_free_bytes(self.paths.root),
             supervisor_alive=lock_holder(self.paths.supervisor_lock) is not None,
             sensors=self._sensor_report(),
+            progress_message=self._history.progress_message,
         )
 
     def _new_events(self) -> list[Event]:

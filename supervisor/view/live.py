@@ -96,6 +96,8 @@ def _steps(view: RunView, width: int, unicode: bool) -> Text:
 
 
 def _loss(view: RunView, width: int, unicode: bool) -> Text:
+    if view.progress_message:  # a job that has no loss says how it goes in its own words
+        return Text(clean(view.progress_message))
     loss = number(view.progress, "loss")
     label = f"loss {'?' if loss is None else f'{loss:.4f}'} "
     end = ""

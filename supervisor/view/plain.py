@@ -8,7 +8,7 @@ from typing import TextIO
 
 from supervisor.sensors.disk import human_bytes
 from supervisor.view.follow import RunView
-from supervisor.view.text import count, duration, printable
+from supervisor.view.text import clean, count, duration, printable
 from supervisor.view.wording import clock, describe, number
 
 PROGRESS_SECONDS = 25.0
@@ -49,6 +49,8 @@ def progress_line(view: RunView) -> str:
     parts = [f"step {view.step}/{planned if planned is not None else '?'}"]
     if view.phase != "training":
         parts.insert(0, view.phase or "between attempts")
+    if view.progress_message:
+        parts.append(clean(view.progress_message))
     data = view.progress
     if (loss := number(data, "loss")) is not None:
         parts.append(f"loss {loss:.4f}")
