@@ -7,7 +7,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart test lint schema kill-test mutants chaos bench gpu-check clean
+.PHONY: install quickstart bubblewrap test lint schema kill-test mutants chaos bench gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -23,11 +23,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/mens-sup run configs/quickstart.yaml --max-attempts 5
 
-test: install
+# Completions are judged in bubblewrap, a Debian package.
+BWRAP_MISSING := bubblewrap is not installed. Get it with: apt-get install bubblewrap (or your system's package of that name)
+bubblewrap:
+	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	  apt-get install -y -q --no-install-recommends bubblewrap >/dev/null 2>&1 || \
+	  { apt-get update -q >/dev/null && apt-get install -y -q --no-install-recommends bubblewrap >/dev/null; }; }; } || \
+	  { echo "$(BWRAP_MISSING)"; exit 1; }
+
+test: install bubblewrap
 	$(BIN)/python -m pytest tests -m 'not slow' -n $(JOBS) --dist loadfile
 
 # What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
-kill-test: install
+kill-test: install bubblewrap
 	$(BIN)/python -m pytest tests -m slow
 
 # The defects of the audits put back one by one: the test of each must fail.
