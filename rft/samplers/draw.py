@@ -9,6 +9,9 @@ import torch
 from rft.samplers.sampler import Sampling
 
 
+_LIKELIEST = 1024
+
+
 def uniform(seed: int, position: int) -> float:
     """The random number, 0 <= u < 1, by which token ``position`` of a sample is drawn.
 
@@ -29,12 +32,25 @@ def log_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         smallest = torch.topk(logits, sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, float("-inf"))
     if sampling.top_p < 1:
-        ordered, places = torch.sort(logits, dim=-1, descending=True, stable=True)
-        shares = torch.softmax(ordered, dim=-1)
-        beyond = shares.cumsum(dim=-1, dtype=torch.float64) - shares >= sampling.top_p
-        beyond[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, places, beyond), float("-inf"))
+        logits = logits.masked_fill(_beyond(logits, sampling.top_p), float("-inf"))
     return torch.log_softmax(logits, dim=-1)
+
+
+def _beyond(logits: torch.Tensor, share: float) -> torch.Tensor:
+    """Which tokens the likeliest ones with so much probability together can do without.
+
+    Sorting a whole vocabulary takes longer than a small model's step, so the likeliest are tried first.
+    """
+    whole = torch.logsumexp(logits, dim=-1, keepdim=True)
+    for count in (min(_LIKELIEST, logits.shape[-1]), logits.shape[-1]):
+        ordered, places = torch.topk(logits, count, dim=-1)
+        shares = torch.exp(ordered - whole)
+        before = shares.cumsum(dim=-1, dtype=torch.float64) - shares
+        if count == logits.shape[-1] or bool((before[:, -1] >= share).all()):
+            break
+    needed = before < share
+    needed[:, 0] = True
+    return torch.ones_like(logits, dtype=torch.bool).scatter(-1, places, ~needed)
 
 
 def draw(logits: torch.Tensor, uniforms: list[float], sampling: Sampling) -> tuple[list[int], list[float]]:

@@ -21,8 +21,9 @@ def effect_problem(effect: float, noise: float, adapter: str, tokens: int) -> st
     if effect > least:
         return None
     return (
-        f"sampler.adapter: {adapter} changes nothing: over the {tokens} tokens of a probe the log-probabilities with and "
-        f"without it differ by {effect:.3g} nats at most, and more than {least:.3g} would show it (two passes without it "
-        f"differ by {noise:.3g}). It is untrained (all its B matrices are zero), belongs to another model, or the engine "
-        "did not apply it. Name the adapter of a finished run, or leave sampler.adapter out to sample from the base."
+        f"sampler.adapter: {adapter} changes nothing: over the {tokens} tokens of a probe the log-probabilities with "
+        f"and without it differ by {effect:.3g} nats at most, and more than {least:.3g} would show it (two passes "
+        f"without it differ by {noise:.3g}). It is untrained (all its B matrices are zero), belongs to another model, "
+        "or the engine did not apply it. Name the adapter of a finished run, or leave sampler.adapter out to sample "
+        "from the base."
     )

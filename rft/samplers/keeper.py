@@ -2,8 +2,8 @@
 
 A process of its own, started by path: ``keeper.py GRACE_SECONDS FDS -- PROGRAM...``. Standard input is a socket; it
 says the program's pid and, when that has ended, its exit status (negative: the signal), a line each. What the
-program leaves behind becomes this process's child and is killed. Dies this process itself, the kernel kills the program.
-Nothing but the standard library, to start fast.
+program leaves behind becomes this process's child and is killed. When this process dies itself, the kernel kills the
+program. Nothing but the standard library, to start fast.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ TAIL_BYTES = 32 << 10
 class Kept:
     """Start ``command``; its output is appended to ``log``. ``inherited``: descriptors that it gets.
 
-    ``grace``: seconds between SIGTERM and SIGKILL when it is ended, also when this process dies. Raises OSError when the
-    log cannot be opened or no process can be started.
+    ``grace``: seconds between SIGTERM and SIGKILL when it is ended, also when this process dies. Raises OSError when
+    the log cannot be opened or no process can be started.
     """
 
     def __init__(

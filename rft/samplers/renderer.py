@@ -85,7 +85,7 @@ class PromptRenderer:
         self._adapter = adapter
         self._channel, theirs = socket.socketpair()
         self._frames = self._replies()
-        self._errors = tempfile.TemporaryFile()  # a pipe that nobody empties would block it one day
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); a pipe that nobody empties would block it one day
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rft.samplers.render_worker", str(theirs.fileno())],
@@ -109,8 +109,8 @@ class PromptRenderer:
             folder, template = self._adapter
             if template.template_hash != answer.template_hash:
                 raise SamplerUnusableError(
-                    f"sampler.adapter: {folder} was trained with the chat template {template.template_hash[:16]}, prompts "
-                    f"would be written with {answer.template_hash[:16]}. Set sampler.chat_template to "
+                    f"sampler.adapter: {folder} was trained with the chat template {template.template_hash[:16]}, "
+                    f"prompts would be written with {answer.template_hash[:16]}. Set sampler.chat_template to "
                     f"{folder / 'chat_template.jinja'} and sampler.chat_template_kwargs to what {TEMPLATE_FILE} beside "
                     "it says, and sampler.model to the base that it was trained on."
                 )
@@ -173,8 +173,8 @@ def read_adapter_template(folder: Path) -> AdapterTemplate:
     except (OSError, msgspec.DecodeError) as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"is unreadable ({error})"
         raise SamplerUnusableError(
-            f"sampler.adapter: {path} {reason}; without it nobody can tell how this adapter's prompts must look. Name the "
-            "folder of a checkpoint as `mens-sup run` writes it."
+            f"sampler.adapter: {path} {reason}; without it nobody can tell how this adapter's prompts must look. Name "
+            "the folder of a checkpoint as `mens-sup run` writes it."
         ) from None
 
 

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import torch
@@ -70,8 +69,7 @@ def _open(
 ) -> tuple[_Worker, Ready]:
     settle_vector_maths()
     transformers_logging.disable_progress_bar()
-    section = msgspec.convert(setup.section, type=dict)
-    wanted = SamplerSection.model_validate(section)
+    wanted = SamplerSection.model_validate(setup.section)
     device = choose_device(wanted.device)
     options = ModelSection(
         base=wanted.model, revision=wanted.revision, quantization=wanted.quantization, dtype=wanted.dtype
@@ -115,8 +113,8 @@ def _open(
 def _check_window(wanted: SamplerSection, longest: int) -> None:
     if 0 < longest < wanted.max_model_len:
         raise ConfigurationError(
-            f"sampler.max_model_len: {wanted.model} can look at {longest} tokens, {wanted.max_model_len} were asked for. "
-            f"Set it to {longest} or less."
+            f"sampler.max_model_len: {wanted.model} can look at {longest} tokens, {wanted.max_model_len} were asked "
+            f"for. Set it to {longest} or less."
         )
 
 
@@ -258,7 +256,7 @@ class _Worker:
         return None
 
     def _said_stop(self, ids: list[int]) -> bool:
-        """A token is a byte at least, so a stop text that has just been completed is within so many of the last ones."""
+        """Does the text hold a stop text? A token is a byte at least, so one just completed is in the last few."""
         if not any(stop in self._decode(ids[-len(stop.encode()) - 4 :]) for stop in self._sampling.stop):
             return False
         text = self._decode(ids)

@@ -179,7 +179,7 @@ class WorkerSampler:
         )
 
     def _launch(self) -> Ready | None:
-        """Start a worker and wait for it; None when it died meanwhile. Raises SamplerUnusableError, SamplerLostError."""
+        """Start a worker and wait for it; None when it died meanwhile. Raises what :meth:`start` does."""
         known = self._renderer.known
         self._frames = frames.Frames()
         self._channel, theirs = socket.socketpair()
@@ -214,8 +214,8 @@ class WorkerSampler:
                 return None
         self.close()
         raise SamplerLostError(
-            f"The {self._program.name} was not ready within sampler.start_seconds ({self._section.start_seconds:g}); see "
-            f"{self._log}."
+            f"The {self._program.name} was not ready within sampler.start_seconds ({self._section.start_seconds:g}); "
+            f"see {self._log}."
         )
 
     def _messages(self, seconds: float) -> list[FromWorker]:
