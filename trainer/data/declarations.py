@@ -54,7 +54,7 @@ def read_declarations(root: Path, cache: Path | None = None) -> list[Row]:
     file (by size and time) are the same. Files that do not parse are passed over, as Python would refuse
     them. Raises OSError when ``root`` cannot be read or the cache cannot be written.
     """
-    files = _files_of(root)
+    files = files_of(root)
     if cache is None:
         return _extract(files)
     stored = cache / f"declarations-{_cache_key(files)}.jsonl"
@@ -69,10 +69,11 @@ def read_declarations(root: Path, cache: Path | None = None) -> list[Row]:
 
 def tree_state(root: Path) -> str:
     """A digest over size and time of every source file below ``root``, interpreter and extractor. Raises OSError."""
-    return _cache_key(_files_of(root))
+    return _cache_key(files_of(root))
 
 
-def _files_of(root: Path) -> list[Path]:
+def files_of(root: Path) -> list[Path]:
+    """The files below ``root`` (or STDLIB) that functions are taken from, in order. Raises OSError."""
     top = Path(sysconfig.get_path("stdlib")) if root == STDLIB else root
     if not top.is_dir():
         raise NotADirectoryError(f"{top} is not a folder with Python sources")
@@ -129,7 +130,8 @@ def _extract(files: list[Path]) -> list[Row]:
     return list(rows.values())
 
 
-def _file_rows(path: Path) -> Iterator[Row]:
+def parsed(path: Path) -> tuple[ast.Module, list[str]] | None:
+    """A file's tree and its lines as the parser counts them; None when Python refuses it. Raises OSError."""
     try:
         with tokenize.open(path) as file:
             source = file.read()
@@ -137,11 +139,19 @@ def _file_rows(path: Path) -> Iterator[Row]:
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):  # ValueError: bad encoding or NUL bytes
-        return
+        return None
     lines = source.splitlines(keepends=True)
     if len(lines) != source.count("\n") + (not source.endswith("\n")):
         lines = source.split("\n")  # form feeds and the like end no line for the parser
         lines = [f"{line}\n" for line in lines]
+    return tree, lines
+
+
+def _file_rows(path: Path) -> Iterator[Row]:
+    found = parsed(path)
+    if found is None:
+        return
+    tree, lines = found
     for node, owner in _functions(tree.body, None):
         if pair := _pair(node, owner, lines):
             messages = (Message("user", pair.question), Message("assistant", pair.answer))
@@ -176,10 +186,10 @@ def _pair(node: Function, owner: str | None, lines: list[str]) -> _Pair | None:
     if not documentation or _is_trivial(node):
         return None
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
-    answer = _dedented(lines[first : node.end_lineno])
+    answer = dedented(lines[first : node.end_lineno])
     if len(answer) > MAX_ANSWER_CHARACTERS or "\0" in answer or not _compiles_alike(answer, node):
         return None
-    signature = _signature(node, lines, first)
+    signature = signature_of(node, lines, first)
     if not signature:
         return None
     paragraph = documentation.split("\n\n")[0].strip()
@@ -203,7 +213,7 @@ def _is_trivial(node: Function) -> bool:
     return isinstance(only, ast.Pass | ast.Raise)
 
 
-def _dedented(lines: list[str]) -> str:
+def dedented(lines: list[str]) -> str:
     """The lines without the first one's indentation; a line of a string that has less of it stays."""
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
     return "".join(line.removeprefix(indent) for line in lines).rstrip()
@@ -229,12 +239,12 @@ def _code(node: Function) -> str:
     return ast.dump(without)
 
 
-def _signature(node: Function, lines: list[str], first: int) -> str:
+def signature_of(node: Function, lines: list[str], first: int) -> str:
     """Decorators and header as they stand, from the first decorator to the colon."""
     docstring = node.body[0]
     header = lines[first : docstring.lineno]
     header[-1] = header[-1].encode()[: docstring.col_offset].decode()
-    text = _dedented(header)
+    text = dedented(header)
     while text and not text.endswith(":"):  # comments between the header and the docstring
         text = text.rpartition("\n")[0].rstrip()
     return text

