@@ -18,6 +18,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _CAPABILITIES = (
     "CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",
+    "CAP_KILL",
 )  # fmt: skip
 """What process 1 needs to make the sandbox; the command gets none of them."""
 _INSIDE_USER = 1000

@@ -102,21 +102,23 @@ class Sandbox:
         limits: Limits,
         toolchains: Sequence[Path] = (),
         environment: Mapping[str, str] | None = None,
+        stdin: int | None = None,
     ) -> Ran:
         """Run ``argv`` with ``files`` (paths relative to WORK) beside it. ``toolchains`` are folders that it may read,
         under the same path; their ``bin`` is on its PATH. ``environment`` comes on top of PATH, HOME, TMPDIR and LANG.
-        Without isolation WORK is another folder: name files relatively.
+        Without isolation WORK is another folder: name files relatively. ``stdin`` is a descriptor to read from, which
+        may be a socket to speak with the command; nothing by default.
 
         Raises CannotStartError, and SandboxError when there is no verdict about the command.
         """
         if self.isolation is Isolation.BUBBLEWRAP:
-            return self._run(argv, files, limits, toolchains, environment or {}, WORK, HOME)
+            return self._run(argv, files, limits, toolchains, environment or {}, WORK, HOME, stdin)
         with tempfile.TemporaryDirectory(prefix="mens-run-", ignore_cleanup_errors=True) as folder:
             home = Path(folder, "home")
             work = Path(folder, "work")
             home.mkdir()
             work.mkdir()
-            return self._run(argv, files, limits, toolchains, environment or {}, str(work), str(home))
+            return self._run(argv, files, limits, toolchains, environment or {}, str(work), str(home), stdin)
 
     def _run(
         self,
@@ -127,6 +129,7 @@ class Sandbox:
         environment: Mapping[str, str],
         work: str,
         home: str,
+        stdin: int | None,
     ) -> Ran:
         bare = self._bare
         for name in files:
@@ -149,9 +152,11 @@ class Sandbox:
                 "bounds": asdict(bounds),
                 "files": [[name, len(content)] for name, content in files.items()],
             }
-            return self._watch(json.dumps(spec).encode() + b"\n" + b"".join(files.values()), limits, toolchains, group)
+            return self._watch(json.dumps(spec).encode() + b"\n" + b"".join(files.values()), limits, toolchains, group, stdin)
 
-    def _watch(self, spec: bytes, limits: Limits, toolchains: Sequence[Path], group: cgroup.Group) -> Ran:
+    def _watch(
+        self, spec: bytes, limits: Limits, toolchains: Sequence[Path], group: cgroup.Group, stdin: int | None
+    ) -> Ran:
         begun = time.monotonic()
         with os.fdopen(os.memfd_create("spec"), "r+b") as given:
             given.write(spec)
@@ -164,7 +169,7 @@ class Sandbox:
                     group.entering(self._command(given.fileno(), report_write, info_write, toolchains)),
                     env={},
                     cwd="/",
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if stdin is None else stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=(given.fileno(), report_write, *([] if self._bare else [info_write])),

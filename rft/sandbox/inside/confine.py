@@ -121,8 +121,10 @@ def default_signals() -> None:
 
 
 def _limits(bounds: Bounds) -> list[tuple[int, int, int]]:
+    # The first process of a namespace is not touched by the signal of the soft limit, and killed at the hard one.
+    grace = 0 if os.getpid() == 1 else 1
     limits = [
-        (resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1),
+        (resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + grace),
         (resource.RLIMIT_FSIZE, bounds.tmp_bytes, bounds.tmp_bytes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0, 0),

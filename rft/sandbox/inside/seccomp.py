@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 
@@ -50,10 +51,15 @@ _CLONE, _CLONE3, _IOCTL, _SOCKET = (56, 220), (435, 435), (16, 29), (41, 198)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
 class NoFilterError(Exception):
     """This architecture or kernel takes no filter; a phrase."""
 
 
+@functools.cache
 def program(machine: str, sockets: bool) -> bytes:
     """The filter as an array of struct sock_filter. Without ``sockets`` there is neither a socket (but socketpair) nor
     System V IPC. Raises NoFilterError for an architecture whose calls are not known here."""
@@ -104,11 +110,7 @@ def program(machine: str, sockets: bool) -> bytes:
 
 def apply(libc: ctypes.CDLL, filter_program: bytes) -> None:
     """Put the filter on this process and all its descendants, for good. Raises NoFilterError."""
-
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
-
-    given = Program(len(filter_program) // 8, filter_program)
+    given = _Program(len(filter_program) // 8, filter_program)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(given)):
         raise NoFilterError(f"the kernel takes no filter of system calls: errno {ctypes.get_errno()}")
 

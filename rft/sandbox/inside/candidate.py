@@ -1,0 +1,83 @@
+"""The side of the program under test: loads it, and does what the test asks of it."""
+
+from __future__ import annotations
+
+import io
+import linecache
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rft.sandbox.inside.peer import Channel, Given, GoneError, Peer
+from rft.sandbox.inside.values import MalformedError
+
+FILE = "<completion>"
+_MAX_RECEIVED, _MAX_SENT = 1 << 26, 1 << 23
+_MAX_PRINTED = 1 << 16
+_MODULE = "completion"
+
+
+class _Printed(io.StringIO):
+    """What was printed since it was last taken, at most so much."""
+
+    def write(self, text: str) -> int:
+        if self.tell() < _MAX_PRINTED:
+            super().write(text[:_MAX_PRINTED])
+        return len(text)
+
+    def take(self) -> str:
+        text = self.getvalue()
+        if text:
+            self.seek(0)
+            self.truncate()
+        return text
+
+
+class _Program:
+    def __init__(self) -> None:
+        self.module = types.ModuleType(_MODULE)
+        self.classes: dict[str, type[Any]] = {}
+
+    def load(self, source: str, wanted: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
+        """Run the program; those of the names ``wanted`` that it has defined then, with what they are."""
+        linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+        sys.modules[_MODULE] = self.module
+        names = self.module.__dict__
+        exec(compile(source, FILE, "exec"), names)
+        self.classes.update({name: names[name] for name in shared if isinstance(names.get(name), type)})
+        return {name: names[name] for name in wanted if name in names}
+
+
+def main(link: int) -> None:
+    """Answer on the socket ``link`` until the test has ended. Whatever the program does, it does in here."""
+    channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
+    program = _Program()
+    served: dict[str, Callable[..., Any]] = {
+        "load": lambda _, *arguments: program.load(*arguments),
+        "call": lambda thing, *arguments, **named: thing(*arguments, **named),
+        "iter": iter,
+        "next": next,
+        "len": len,
+        "getitem": operator.getitem,
+        "setitem": operator.setitem,
+        "contains": operator.contains,
+        "str": str,
+        "repr": repr,
+        "getattr": getattr,
+        "setattr": setattr,
+    }
+    peer = Peer(channel, served, Given)
+    peer.codec.shared = program.classes
+    printed = _Printed()
+    sys.stdout = printed
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    peer.take_printed = printed.take
+    try:
+        channel.send(["hello"])
+        while True:
+            peer.serve(channel.receive())
+    except (GoneError, MalformedError):
+        return

@@ -1,0 +1,372 @@
+"""The side of the tests: they run and are counted here, with stand-ins for what the program under test defines."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import doctest
+import functools
+import io
+import json
+import os
+import random
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rft.sandbox.inside.peer import Channel, GoneError, Peer, trace_of
+from rft.sandbox.inside.values import MalformedError, NoValueError
+
+_FILE = "<tests>"
+_MAX_RECEIVED, _MAX_SENT = 1 << 23, 1 << 26
+_MAX_SHOWN = 400
+_COUNT = "__mens_assertion_held__"
+_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_RAISED = "Traceback (most recent call last):"
+
+
+class TestsFault(Exception):
+    """The tests cannot be run, whatever the program; a sentence."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One counted test: code, and for an example the output that is expected of it."""
+
+    text: str
+    code: types.CodeType
+    expected: str | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A task's tests, compiled. ``check``: the code that defines ``check``, instead of ``steps``. ``asserts``: how many
+    assertions a run of ``check`` passes, None where that can't be told from its text. ``wanted``: names that the
+    program has to or may define. ``shared``: classes of the prompt."""
+
+    prefix: types.CodeType | None
+    setup: types.CodeType | None
+    check: types.CodeType | None
+    asserts: int | None
+    steps: tuple[Step, ...]
+    entry_point: str | None
+    wanted: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@functools.lru_cache(256)
+def prepared(text: str) -> Suite:
+    """From the JSON of a check. Raises TestsFault."""
+    data = json.loads(text)
+    entry_point = data.get("entry_point")
+    prefix = _prefix(data.get("prefix") or "") if entry_point else None
+    defined = _bound(prefix) if prefix else set()
+    setup = _parsed(data.get("setup") or "", "setup")
+    defined |= _bound(setup)
+    tests = data.get("tests") or []
+    check = counted = None
+    steps: list[Step] = []
+    used: set[str] = _used(setup)
+    if isinstance(tests, str):
+        check = _parsed(tests, "tests")
+        defined |= _bound(check)
+        used |= _used(check)
+        counted = _straight_assertions(check)
+        check = ast.fix_missing_locations(_Counting().visit(check))
+    else:
+        for test in tests:
+            tree = _parsed(test, "tests")
+            used |= _used(tree)
+            steps.append(Step(test, _compiled(tree)))
+        for example in data.get("examples") or []:
+            call = example["call"]
+            tree = _parsed(call, "examples")
+            used |= _used(tree)
+            code = compile(call, _FILE, "single" if len(tree.body) == 1 else "exec")
+            steps.append(Step(call, code, example["expected"]))
+    free = used - defined - set(dir(builtins)) - {entry_point}
+    modules = free & sys.stdlib_module_names
+    setup.body[:0] = [ast.Import([ast.alias(name)]) for name in sorted(modules)]
+    ast.fix_missing_locations(setup)
+    # With an entry point the program gives no other function: it could be one that the tests compare with.
+    wanted = sorted(name for name in free - modules if not entry_point or name[0].isupper())
+    if entry_point:
+        wanted.append(entry_point)
+    shared = [node.name for node in prefix.body if isinstance(node, ast.ClassDef)] if prefix else []
+    return Suite(
+        None if prefix is None else _compiled(prefix),
+        _compiled(setup) if setup.body else None,
+        None if check is None else _compiled(check),
+        counted,
+        tuple(steps),
+        entry_point,
+        tuple(wanted),
+        tuple(name for name in shared if name != entry_point),
+    )
+
+
+class _Run:
+    """One run of a suite against one program."""
+
+    def __init__(self, suite: Suite, peer: Peer) -> None:
+        self.suite, self.peer = suite, peer
+        self.passed = 0
+        self.names: dict[str, Any] = {"__name__": "tests", _COUNT: self._count}
+        peer.print_theirs = lambda text: sys.stdout.write(text)
+
+    def _count(self) -> None:
+        self.passed += 1
+
+    def verdict(self, source: str) -> dict[str, Any]:
+        """``outcome``, ``reason``, ``diagnostic``, ``passed``, ``expected``."""
+        suite = self.suite
+        expected = suite.asserts if suite.check else len(suite.steps)
+        try:
+            self._run_ours(suite.prefix, "prefix")
+            self.peer.codec.shared = {name: self.names[name] for name in suite.shared if name in self.names}
+            try:
+                defined = self.peer.ask("load", None, (source, suite.wanted, suite.shared))
+            except (GoneError, MalformedError, NoValueError):
+                return self._ended(expected)
+            except BaseException as error:  # noqa: BLE001  (the program's, told by its process)
+                broken = isinstance(error, SyntaxError) and "exec(" not in self.peer.trace
+                reason = "does not compile" if broken else f"raises {type(error).__name__} when loaded"
+                return self._finding("rejected", reason, expected, self.peer.trace)
+            if not isinstance(defined, dict):
+                return self._finding("rejected", "breaks the protocol", expected)
+            if suite.entry_point and suite.entry_point not in defined:
+                return self._finding("rejected", "does not define the entry point", expected, suite.entry_point)
+            # Only what was asked for: a program must not replace what the tests compare with.
+            self.names.update({name: defined[name] for name in suite.wanted if name in defined})
+            self._run_ours(suite.setup, "setup")
+        except TestsFault as error:
+            return self._finding("tests", "the tests cannot be run", expected, str(error))
+        except BaseException as error:  # noqa: BLE001  (the program's, in the setup)
+            return self._ended(expected) if self._troubled() else self._failed(error, expected)
+        return self._check(expected) if suite.check else self._steps(expected)
+
+    def _run_ours(self, code: types.CodeType | None, what: str) -> None:
+        if code is None:
+            return
+        try:
+            exec(code, self.names)
+        except BaseException as error:
+            if error is self.peer.error:
+                raise
+            raise TestsFault(f"its {what} raises {type(error).__name__}: {error}") from error
+
+    def _check(self, expected: int | None) -> dict[str, Any]:
+        assert self.suite.check is not None
+        try:
+            exec(self.suite.check, self.names)
+            if "check" in self.names:
+                self.names["check"](self.names[self.suite.entry_point or ""])
+        except BaseException as error:  # noqa: BLE001  (SystemExit as well: nothing but a counted pass is one)
+            return self._ended(expected) if self._troubled() else self._failed(error, expected)
+        if self._troubled():
+            return self._ended(expected)
+        if self.passed == 0 or (expected is not None and self.passed != expected):
+            return self._finding("rejected", "not all tests were reached", expected)
+        return self._finding("accepted", "all tests passed", self.passed)
+
+    def _steps(self, expected: int | None) -> dict[str, Any]:
+        first: dict[str, Any] | None = None
+        for step in self.suite.steps:
+            failure: dict[str, Any] | None = None
+            try:
+                if step.expected is None:
+                    exec(step.code, self.names)
+                else:
+                    self._example(step)
+            except BaseException as error:  # noqa: BLE001  (as above)
+                failure = self._failed(error, expected, step)
+            if self._troubled():
+                return self._ended(expected) if first is None else first | {"passed": self.passed}
+            if failure is None:
+                self.passed += 1
+            first = first or failure
+        if first is not None:
+            return first | {"passed": self.passed}
+        return self._finding("accepted", "all tests passed", expected)
+
+    def _example(self, step: Step) -> None:
+        """Raises AssertionError."""
+        wanted = step.expected or ""
+        error: BaseException | None = None
+        with _captured() as output:
+            try:
+                exec(step.code, self.names)
+            except BaseException as raised:  # noqa: BLE001  (an example may expect it)
+                error = raised
+        if error is not None:
+            if not wanted.startswith(_RAISED):
+                raise error
+            got = "".join(traceback.format_exception_only(type(error), error))
+            wanted = wanted.rstrip("\n").rpartition("\n")[2]
+        else:
+            got = output.getvalue()
+        if not _agrees(wanted, got):
+            raise AssertionError(f"expected {_short(wanted.strip())}, got {_short(got.strip())}")
+
+    def _troubled(self) -> bool:
+        peer = self.peer
+        return peer.lost is not None or peer.no_value is not None or peer.unsendable is not None
+
+    def _ended(self, expected: int | None) -> dict[str, Any]:
+        """What it means that the conversation with the program broke off."""
+        peer = self.peer
+        if peer.unsendable is not None:
+            return self._finding("tests", "the tests cannot be run", expected, peer.unsendable)
+        if peer.lost == "gone":
+            return self._finding("rejected", "ends its process", expected)
+        if peer.lost is not None:
+            reason = "gives an answer that is too large" if peer.lost == "too large" else "breaks the protocol"
+            return self._finding("rejected", reason, expected)
+        return self._finding("rejected", "gives an answer that is no value", expected, peer.no_value or "")
+
+    def _failed(self, error: BaseException, expected: int | None, step: Step | None = None) -> dict[str, Any]:
+        if error is self.peer.error:
+            return self._finding("rejected", f"raises {type(error).__name__}", expected, self.peer.trace)
+        reason = "assertion failed" if isinstance(error, AssertionError) else f"test raises {type(error).__name__}"
+        where = step.text if step is not None else _line_of(error)
+        return self._finding("rejected", reason, expected, f"{_short(where)}\n{_told(error)}".strip())
+
+    def _finding(self, outcome: str, reason: str, expected: int | None, diagnostic: str = "") -> dict[str, Any]:
+        return {
+            "outcome": outcome,
+            "reason": reason,
+            "diagnostic": diagnostic,
+            "passed": self.passed,
+            "expected": expected,
+        }
+
+
+def main(request: dict[str, Any], suite: Suite | str, link: int, report: int) -> None:
+    """Judge the program of ``request`` and write what was found, with the request's nonce, to ``report``."""
+    random.seed(0)  # the same completion gets the same verdict
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    if isinstance(suite, str):
+        found: dict[str, Any] = {"outcome": "tests", "reason": "the tests cannot be run", "diagnostic": suite}
+    else:
+        try:
+            found = _judged(suite, request["source"], link)
+        except Exception as error:  # noqa: BLE001  (a defect of the judge is no verdict)
+            found = {"outcome": "machine", "reason": "the judge failed", "diagnostic": trace_of(error)}
+    found["nonce"] = request["nonce"]
+    body = json.dumps(found).encode()
+    while body:
+        body = body[os.write(report, body) :]
+
+
+def _judged(suite: Suite, source: str, link: int) -> dict[str, Any]:
+    channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
+    peer = Peer(channel, {"call": lambda thing, *arguments, **named: thing(*arguments, **named), "next": _next})
+    try:
+        channel.receive()
+    except (GoneError, MalformedError):
+        return {"outcome": "machine", "reason": "the program's process never began"}
+    return _Run(suite, peer).verdict(source)
+
+
+def _next(thing: Any) -> Any:
+    if not hasattr(type(thing), "__next__"):
+        raise MalformedError
+    return next(thing)
+
+
+class _Counting(ast.NodeTransformer):
+    """Counts every assertion that has held."""
+
+    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
+        call = ast.Expr(ast.Call(ast.Name(_COUNT, ast.Load()), [], []))
+        return [node, ast.copy_location(call, node)]
+
+
+def _straight_assertions(tree: ast.Module) -> int | None:
+    """How many assertions there are, all in the body of ``check`` or outside, where each is reached; else None."""
+    inner = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    places: list[ast.Module | ast.FunctionDef] = [tree, *inner[-1:]]
+    own = [node for place in places for node in place.body if isinstance(node, ast.Assert)]
+    everywhere = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    leaves_early = any(isinstance(node, ast.Return) for part in inner for node in ast.walk(part))
+    return len(own) if len(own) == len(everywhere) and own and not leaves_early else None
+
+
+def _parsed(text: str, what: str) -> ast.Module:
+    try:
+        return ast.parse(text, _FILE)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestsFault(f"its {what} do not compile: {error}") from error
+
+
+def _compiled(tree: ast.Module) -> types.CodeType:
+    return compile(tree, _FILE, "exec")
+
+
+def _prefix(text: str) -> ast.Module | None:
+    """The prompt's own code; it mostly ends inside a function."""
+    for tail in ("", "\n    pass\n", "\n        pass\n"):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            return ast.parse(text + tail, "<prompt>")
+    return None
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that the statements of a module define."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
+def _used(tree: ast.Module) -> set[str]:
+    """Names that are read in a module and that it does not itself define."""
+    own = _bound(tree) | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - own
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[io.StringIO]:
+    output = io.StringIO()
+    shown, sys.stdout, hook = sys.stdout, output, sys.displayhook
+    sys.displayhook = lambda value: None if value is None else print(repr(value))  # noqa: T201
+    try:
+        yield output
+    finally:
+        sys.stdout, sys.displayhook = shown, hook
+
+
+def _agrees(wanted: str, got: str) -> bool:
+    """As doctest judges; or the same value in another writing (sets have no order)."""
+    wanted, got = wanted.rstrip("\n") + "\n" if wanted else "", got.rstrip("\n") + "\n" if got else ""
+    if doctest.OutputChecker().check_output(wanted, got, _DOCTEST):
+        return True
+    try:
+        expected, value = ast.literal_eval(wanted.strip()), ast.literal_eval(got.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return type(expected) is type(value) and bool(expected == value)
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the tests that an exception comes from."""
+    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if frame.filename == _FILE and frame.lineno]
+    return f"line {numbers[-1]} of the tests" if numbers else "the tests"
+
+
+def _told(error: BaseException) -> str:
+    return _short(trace_of(error.with_traceback(None)))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

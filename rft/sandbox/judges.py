@@ -1,0 +1,350 @@
+"""Warm pairs of sandboxes that judge programs by tests: in one the program runs, in the other its tests."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import queue
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import rft.sandbox.inside
+from rft.sandbox import bubblewrap, cgroup
+from rft.sandbox.inside.confine import Bounds
+from rft.sandbox.run import SandboxError
+from rft.verifiers.verdict import Isolation
+
+_MIB = 1 << 20
+_READY_SECONDS = 120.0
+_END_SECONDS = 20.0
+_MAX_REPORT = 1 << 20
+_TEMPLATE_BYTES = 128 * _MIB
+"""What the warm interpreter itself takes of its group's memory."""
+_TESTS_MEMORY = 2048 * _MIB
+_TESTS_CPU_SECONDS = 3600
+"""Tests are the task's; the clock on the wall bounds them."""
+
+
+@dataclass(frozen=True)
+class ProgramLimits:
+    """What a program under test may use up: ``memory_bytes`` of address space for each process, and of real memory
+    with its files for all where there are control groups; ``processes`` and threads; ``seconds`` for all its tests."""
+
+    seconds: float
+    cpu_seconds: int
+    memory_bytes: int
+    processes: int
+    tmp_bytes: int
+    files: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``outcome``: accepted, rejected, timeout, tests (they cannot be run), machine (no verdict)."""
+
+    outcome: str
+    reason: str
+    diagnostic: str = ""
+    passed: int | None = None
+    expected: int | None = None
+
+
+class LostError(SandboxError):
+    """A warm sandbox has ended, or does not do what it is told."""
+
+
+class Judges:
+    """``workers`` pairs of sandboxes; each judges one program at a time, in new processes that nothing is left of."""
+
+    def __init__(
+        self, workers: int, limits: ProgramLimits, isolation: Isolation, packages: Sequence[str] = ()
+    ) -> None:
+        self._limits, self._isolation, self._packages, self._workers = limits, isolation, tuple(packages), workers
+        self._groups = cgroup.Groups()
+        self._idle: queue.LifoQueue[_Pair | None] = queue.LifoQueue()
+        self._all: set[_Pair] = set()
+        self._lock = threading.Lock()
+        # A sandbox dies with the thread that has started it, so that needs to be one that lives as long as this.
+        self._starter: ThreadPoolExecutor | None = None
+
+    def open(self) -> None:
+        """Raises SandboxError."""
+        if self._starter is None:
+            self._starter = ThreadPoolExecutor(1, thread_name_prefix="judges")
+            for _ in range(self._workers - 1):
+                self._idle.put(None)  # started when there is work for it
+            self._idle.put(self._new())
+
+    def close(self) -> None:
+        with self._lock:
+            pairs, self._all = self._all, set()
+            starter, self._starter = self._starter, None
+        for pair in pairs:
+            pair.close()
+        self._idle = queue.LifoQueue()
+        if starter is not None:
+            starter.shutdown()
+        self._groups.close()
+
+    def judge(self, check: str, source: str) -> Finding:
+        """The finding about ``source`` by the tests of ``check`` (JSON); waits for a free pair. Raises SandboxError
+        when the sandboxes cannot be started, LostError when they were lost on the way."""
+        pair = self._idle.get()
+        try:
+            if pair is None:
+                pair = self._new()
+            finding = pair.judge(check, source)
+        except BaseException:
+            self._discard(pair)
+            self._idle.put(None)
+            raise
+        self._idle.put(pair)
+        return finding
+
+    def _new(self) -> _Pair:
+        with self._lock:
+            if self._starter is None:
+                raise SandboxError("the judge is closed")
+            starter = self._starter
+        pair = starter.submit(_Pair, self._limits, self._isolation, self._packages, self._groups).result()
+        with self._lock:
+            self._all.add(pair)
+        return pair
+
+    def _discard(self, pair: _Pair | None) -> None:
+        if pair is not None:
+            with self._lock:
+                self._all.discard(pair)
+            pair.close()
+
+
+class _Pair:
+    def __init__(
+        self, limits: ProgramLimits, isolation: Isolation, packages: Sequence[str], groups: cgroup.Groups
+    ) -> None:
+        self._limits = limits
+        bare = isolation is Isolation.NONE
+        self._program_bounds = Bounds(
+            cpu_seconds=limits.cpu_seconds,
+            address_space=limits.memory_bytes,
+            processes=limits.processes,
+            tmp_bytes=limits.tmp_bytes,
+            files=limits.files,
+            user=None,
+            bare=bare,
+            sockets=False,
+        )
+        self._tests_bounds = Bounds(
+            cpu_seconds=_TESTS_CPU_SECONDS,
+            address_space=_TESTS_MEMORY,
+            processes=64,
+            tmp_bytes=limits.tmp_bytes,
+            files=limits.files,
+            user=None,
+            bare=bare,
+            sockets=False,
+        )
+        self._program = _Warm("program", self._program_bounds, packages, groups)
+        try:
+            self._tests = _Warm("tests", self._tests_bounds, packages, groups)
+        except BaseException:
+            self._program.close()
+            raise
+
+    def close(self) -> None:
+        self._program.close()
+        self._tests.close()
+
+    def judge(self, check: str, source: str) -> Finding:
+        """Raises LostError."""
+        nonce = secrets.token_hex(16)
+        request = json.dumps({"nonce": nonce, "check": check, "source": source}).encode()
+        deadline = time.monotonic() + self._limits.seconds
+        theirs, ours = socket.socketpair()
+        read, write = os.pipe()
+        with os.fdopen(read, "rb", buffering=0) as report:
+            with os.fdopen(os.memfd_create("request"), "w+b", buffering=0) as given:
+                try:
+                    given.write(request)
+                    self._program.begin(self._program_bounds, [theirs.fileno()])
+                    self._tests.begin(self._tests_bounds, [given.fileno(), ours.fileno(), write])
+                finally:
+                    theirs.close()
+                    ours.close()
+                    os.close(write)
+            said = _read_until(report, deadline)
+        program, tests = self._program.end(), self._tests.end()
+        return _finding(said, nonce, program, tests, self._limits, self._program.out_of_memory())
+
+
+class _Warm:
+    """A sandbox with a warm interpreter that makes a new process for each program, or for each run of tests."""
+
+    def __init__(self, role: str, bounds: Bounds, packages: Sequence[str], groups: cgroup.Groups) -> None:
+        self._groups = groups
+        self._group = groups.take(
+            bounds.address_space + bounds.tmp_bytes + _TEMPLATE_BYTES if bounds.address_space else _TESTS_MEMORY,
+            bounds.processes + 8,
+        ) if not bounds.bare else cgroup.Group()  # fmt: skip
+        self._running = False
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the sandbox)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    self._group.entering(_command(role, theirs.fileno(), bounds.bare, packages)),
+                    env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._words,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._control.close()
+                self._words.close()
+                raise SandboxError(f"no process can be started: {error.strerror}") from error
+        try:
+            self._hear(_READY_SECONDS)
+        except LostError as error:
+            self.close()
+            raise SandboxError(f"a warm sandbox does not start: {error}") from error
+
+    def begin(self, bounds: Bounds, descriptors: Sequence[int]) -> None:
+        """Raises LostError."""
+        message = json.dumps({"bounds": asdict(bounds)}).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            self._control.sendmsg([message], rights)
+        except OSError as error:
+            raise LostError(self._last_words()) from error
+        self._running = True
+
+    def end(self) -> dict[str, Any]:
+        """Kill what was begun and all it has started, and tell how it ended. Raises LostError."""
+        with contextlib.suppress(OSError):  # then there is no answer either
+            self._control.send(b"end")
+        answer = self._hear(_END_SECONDS)
+        if "machine" in answer:
+            raise LostError(str(answer["machine"]))
+        return answer
+
+    def out_of_memory(self) -> bool:
+        return self._group.ran_out_of_memory()
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(_END_SECONDS if self._process.poll() is None else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.close()
+        self._groups.give_back(self._group)
+
+    def _hear(self, seconds: float) -> dict[str, Any]:
+        self._control.settimeout(seconds)
+        try:
+            message = self._control.recv(1 << 16)
+        except TimeoutError:
+            raise LostError("it does not answer") from None
+        except OSError:
+            message = b""
+        if not message:
+            raise LostError(self._last_words())
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._words.seek(0)
+        words = self._words.read().decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        ended = "it has ended" if code is None or code >= 0 else f"it was killed by {signal.Signals(-code).name}"
+        return f"{ended}: {words[-1]}" if words else ended
+
+
+def _command(role: str, control: int, bare: bool, packages: Sequence[str]) -> list[str]:
+    interpreter = bubblewrap.own_interpreter()
+    root = str(Path(rft.sandbox.inside.__file__).parents[3]) if bare else bubblewrap.INSIDE
+    start = f"import sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.zygote import main; main()"
+    # -P -s -S: nothing but the interpreter's own library; -E would ignore the seed of hashes as well.
+    program = [interpreter.program, "-P", "-s", "-S", "-B", "-c", start, role, str(control)]
+    program += ["bare" if bare else "isolated", *packages]
+    if bare:
+        return program
+    readable = [*interpreter.folders, *packages]
+    return bubblewrap.command(program, readable=readable, whole_system=False, processes_visible=False)
+
+
+def _read_until(report: IO[bytes], deadline: float) -> bytes | None:
+    """All that is written, until it is closed; None when that takes too long."""
+    waiting = select.poll()
+    waiting.register(report, select.POLLIN)
+    said = b""
+    while len(said) < _MAX_REPORT:
+        left = deadline - time.monotonic()
+        if left <= 0 or not waiting.poll(left * 1000):
+            return None
+        piece = report.read(1 << 16)
+        if not piece:
+            break
+        said += piece
+    return said
+
+
+def _finding(
+    said: bytes | None,
+    nonce: str,
+    program: dict[str, Any],
+    tests: dict[str, Any],
+    limits: ProgramLimits,
+    out_of_memory: bool,
+) -> Finding:
+    """Raises LostError when the tests' process ended without a report."""
+    killed = -program["code"] if program["code"] < 0 and not program["asked"] else None
+    if killed == signal.SIGKILL and program["cpu"] >= limits.cpu_seconds - 0.5:
+        return Finding("timeout", "processor time used up", f"more than {limits.cpu_seconds} s of processor time")
+    if said is None:
+        return Finding("timeout", "time used up", f"no verdict after {limits.seconds:g} s")
+    try:
+        found = json.loads(said)
+    except ValueError:
+        raise LostError(f"the tests' process ended with {tests['code']} and no report") from None
+    if found.get("nonce") != nonce:
+        raise LostError("the report is not about this run")
+    finding = Finding(
+        found["outcome"], found["reason"], found.get("diagnostic", ""), found.get("passed"), found.get("expected")
+    )
+    if finding.outcome == "rejected" and finding.reason == "ends its process":
+        return Finding("rejected", _how(killed, out_of_memory), finding.diagnostic, finding.passed, finding.expected)
+    # Counted by the tests' process and once more here: nothing but all of them is a pass.
+    if finding.outcome == "accepted" and not (finding.passed and finding.passed == finding.expected):
+        raise LostError("the report contradicts itself")
+    return finding
+
+
+def _how(killed: int | None, out_of_memory: bool) -> str:
+    if out_of_memory:
+        return "memory used up"
+    if killed is None:
+        return "ends its process"
+    return f"crashes ({signal.Signals(killed).name})" if killed in _NAMED else "crashes"
+
+
+_NAMED = frozenset(int(number) for number in signal.Signals)

@@ -1,0 +1,283 @@
+"""Python judged by a task's tests. What stands in a task's ``check.data`` is written down in docs/verifiers.md."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft.config import JudgeSection
+from rft.sandbox.inside import candidate, confine, peer, seccomp, tests, values, zygote
+from rft.sandbox.judges import Finding, Judges, ProgramLimits
+from rft.sandbox.probe import SandboxUnusableError, probe
+from rft.sandbox.run import SandboxError
+from rft.tasks.task import Task
+from rft.verifiers.verdict import MAX_DIAGNOSTIC, Isolation, Outcome, Verdict
+from rft.verifiers.verifier import VerifierUnusableError
+from supervisor.redact import hide_secrets
+
+NAME = "python_tests"
+_MIB = 1 << 20
+_DEFAULTS: dict[str, Any] = {
+    "seconds": 10.0,
+    "cpu_seconds": 4,
+    "memory_mib": 1024,
+    "tmp_mib": 64,
+    "files": 1000,
+    "processes": 32,
+    "packages": [],
+    "partial_credit": False,
+}
+_KEYS = frozenset({"tests", "examples", "entry_point", "prefix", "setup", "format"})
+_FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = frozenset({"", "python", "py", "python3"})
+_SELF_TEST = json.dumps({"tests": ["assert double(2) == 4"], "entry_point": "double"}, sort_keys=True)
+_SELF_PROGRAM = "def double(x):\n    return 2 * x\n"
+_OUTCOMES = {"accepted": Outcome.ACCEPTED, "rejected": Outcome.REJECTED, "timeout": Outcome.TIMEOUT}
+
+
+@dataclass(frozen=True)
+class _Settings:
+    seconds: float
+    cpu_seconds: int
+    memory_mib: int
+    tmp_mib: int
+    files: int
+    processes: int
+    packages: tuple[str, ...]
+    partial_credit: bool
+
+
+def settings_problems(settings: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the verifier's settings, one sentence each."""
+    problems = []
+    for key, value in settings.items():
+        if key not in _DEFAULTS:
+            problems.append(f"{NAME} has no setting {key}; it knows {', '.join(_DEFAULTS)}.")
+        elif key == "packages":
+            if not isinstance(value, list) or not all(isinstance(part, str) and Path(part).is_dir() for part in value):
+                problems.append(f"{key} of {NAME} must be a list of folders that exist.")
+        elif key == "partial_credit":
+            if not isinstance(value, bool):
+                problems.append(f"{key} of {NAME} must be true or false, not {value!r}.")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 << 20:
+            problems.append(f"{key} of {NAME} must be a number above 0, not {value!r}.")
+        elif key != "seconds" and not isinstance(value, int):
+            problems.append(f"{key} of {NAME} must be a whole number, not {value!r}.")
+    return problems
+
+
+class PythonTests:
+    """Runs a completion in one sandbox and the task's tests in another, which talk in values only."""
+
+    name = NAME
+
+    def __init__(self, settings: Mapping[str, Any], judge: JudgeSection) -> None:
+        given = {**_DEFAULTS, **settings}
+        self._settings = _Settings(**{**given, "packages": tuple(os.path.abspath(part) for part in given["packages"])})  # noqa: PTH100
+        self.isolation = Isolation(judge.isolation)
+        limits = ProgramLimits(
+            seconds=float(self._settings.seconds),
+            cpu_seconds=self._settings.cpu_seconds,
+            memory_bytes=self._settings.memory_mib * _MIB,
+            processes=self._settings.processes,
+            tmp_bytes=self._settings.tmp_mib * _MIB,
+            files=self._settings.files,
+        )
+        workers = judge.workers or len(os.sched_getaffinity(0))
+        self._judges = Judges(workers, limits, self.isolation, self._settings.packages)
+        identity = json.dumps([code_digest(), given], sort_keys=True).encode()
+        self.version = hashlib.sha256(identity).hexdigest()[:16]
+
+    def open(self) -> None:
+        """Raises VerifierUnusableError."""
+        try:
+            if self.isolation is Isolation.BUBBLEWRAP:
+                probe()
+            self._judges.open()
+            finding = self._judges.judge(_SELF_TEST, _SELF_PROGRAM)
+        except (SandboxUnusableError, SandboxError) as error:
+            self.close()
+            raise VerifierUnusableError(str(error)) from error
+        if finding.outcome != "accepted":
+            self.close()
+            raise VerifierUnusableError(f"{NAME} rejects a right program: {finding.reason}. {finding.diagnostic}")
+
+    def close(self) -> None:
+        self._judges.close()
+
+    def problem(self, task: Task) -> str | None:
+        return data_problem(task.check.data)
+
+    def judge(self, task: Task, completion: str) -> Verdict:
+        begun = time.monotonic()
+        data = task.check.data
+        problem = data_problem(data)
+        if problem is not None:
+            return self._verdict(Finding("machine", "the tests cannot be run", problem), begun)
+        source = program(completion, data)
+        if source is None:
+            return self._verdict(Finding("rejected", "has no code"), begun)
+        if "\0" in source or not _encodable(source):
+            return self._verdict(Finding("rejected", "does not compile", "it has characters that no source can have"), begun)
+        check = {key: data[key] for key in sorted(_KEYS & data.keys()) if key != "format"}
+        return self._verdict(self._found(json.dumps(check, sort_keys=True), source), begun)
+
+    def _found(self, check: str, source: str) -> Finding:
+        """A lost judge is tried again; one that is lost again by this completion, and not by a harmless one, was ended
+        by it."""
+        try:
+            finding = self._judges.judge(check, source)
+            if finding.outcome != "machine":
+                return finding
+        except SandboxError:
+            pass  # the second attempt says what is wrong
+        try:
+            return self._judges.judge(check, source)
+        except SandboxError as error:
+            words = str(error)
+        try:
+            if self._judges.judge(_SELF_TEST, _SELF_PROGRAM).outcome == "accepted":
+                return Finding("rejected", "ends its judge", words)
+        except SandboxError as error:
+            words = str(error)
+        return Finding("machine", "the judge was lost", words)
+
+    def _verdict(self, finding: Finding, begun: float) -> Verdict:
+        outcome = _OUTCOMES.get(finding.outcome, Outcome.ERROR)
+        score = None
+        if self._settings.partial_credit and outcome is not Outcome.ERROR and finding.expected:
+            score = (finding.passed or 0) / finding.expected
+        return Verdict(
+            outcome=outcome,
+            reason=finding.reason,
+            verifier=NAME,
+            version=self.version,
+            isolation=Isolation.NOT_RUN if finding.reason == "has no code" else self.isolation,
+            diagnostic=_bounded(str(hide_secrets(finding.diagnostic))),
+            passed=finding.passed,
+            expected=finding.expected,
+            score=score,
+            seconds=time.monotonic() - begun,
+        )
+
+
+def data_problem(data: Mapping[str, Any]) -> str | None:
+    """Why tests of this shape cannot be run; None when they can."""
+    unknown = sorted(data.keys() - _KEYS)
+    if unknown:
+        return f"its check has no use for {', '.join(unknown)}; python_tests knows {', '.join(sorted(_KEYS))}."
+    tests_, examples = data.get("tests") or [], data.get("examples") or []
+    if not tests_ and not examples:
+        return "its check has neither tests nor examples."
+    if data.get("format", "answer") not in ("answer", "continuation"):
+        return f"format must be answer or continuation, not {data['format']!r}."
+    for key in ("entry_point", "prefix", "setup"):
+        if data.get(key) is not None and not isinstance(data[key], str):
+            return f"{key} must be a text."
+    if data.get("entry_point") is not None and not str(data["entry_point"]).isidentifier():
+        return f"entry_point {data['entry_point']!r} is no name."
+    if isinstance(tests_, str):
+        if examples:
+            return "examples go with a list of tests, not with code that defines check()."
+        if not data.get("entry_point"):
+            return "tests that define check() need an entry_point."
+    elif not isinstance(tests_, list) or not all(isinstance(test, str) for test in tests_):
+        return "tests must be code that defines check(), or a list of statements."
+    if not isinstance(examples, list) or not all(
+        isinstance(example, dict) and example.keys() == {"call", "expected"} and all(map(_is_text, example.values()))
+        for example in examples
+    ):
+        return 'examples must be a list of {"call": text, "expected": text}.'
+    if examples and not tests_ and not any(example["expected"].strip() for example in examples):
+        return "none of its examples expects anything."
+    try:
+        parts = [tests_] if isinstance(tests_, str) else [*tests_, *(example["call"] for example in examples)]
+        trees = [ast.parse(part) for part in [*parts, data.get("setup") or ""]]
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"its tests do not compile: {error}."
+    if isinstance(tests_, str) and not _asserts(trees[0]):
+        return "its tests assert nothing."
+    for test, tree in zip(tests_, trees, strict=False) if isinstance(tests_, list) else ():
+        if not _asserts(tree):
+            return f"this test asserts nothing: {test[:100]}"
+    return None
+
+
+def program(completion: str, data: Mapping[str, Any]) -> str | None:
+    """The program that a completion makes; None when it has no code."""
+    prefix = str(data.get("prefix") or "")
+    if data.get("format", "answer") == "continuation":
+        return prefix + completion
+    entry_point = data.get("entry_point")
+    blocks = [block for language, block in _FENCED.findall(completion) if language.lower() in _PYTHON]
+    if blocks:
+        defining = [number for number, block in enumerate(blocks) if _defines(block, entry_point)]
+        if defining:  # what comes after is mostly how to use it
+            return "\n".join(blocks[: defining[-1] + 1])
+        return _joined(prefix, blocks[0])
+    if not completion.strip():
+        return None
+    return completion if _defines(completion, entry_point) else _joined(prefix, completion)
+
+
+def _joined(prefix: str, code: str) -> str:
+    return f"{prefix}\n{code}" if prefix and not prefix[-1].isspace() else prefix + code
+
+
+def _defines(code: str, entry_point: str | None) -> bool:
+    """Whether this is a program that defines it; any program when no name is asked for."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Broken code that means to be the whole program is judged as such.
+        return entry_point is not None and re.search(rf"^(?:def|class) {re.escape(entry_point)}\b", code, re.M) is not None
+    if entry_point is None:
+        return bool(tree.body)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == entry_point:
+            return True
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == entry_point for target in node.targets
+        ):
+            return True
+    return False
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of the modules that verdicts depend on."""
+    digest = hashlib.sha256()
+    for module in (candidate, confine, peer, seccomp, tests, values, zygote):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    return digest.hexdigest()
+
+
+def _asserts(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bounded(text: str) -> str:
+    half = MAX_DIAGNOSTIC // 2 - 3
+    return text if len(text) <= MAX_DIAGNOSTIC else f"{text[:half]}\n...\n{text[-half:]}"
