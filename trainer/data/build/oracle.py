@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -32,11 +31,11 @@ from supervisor.problems import InputError
 from supervisor.protocol.manifest import digest_file
 from trainer.data.build import oracle_keeper
 from trainer.data.build.mix import FILE_PLACEHOLDER, OracleSection
+from trainer.data.code_block import first_code_block
 
 LOOK_AHEAD = 64
 PATIENCE_SECONDS = 10.0
 """For a keeper to end what it runs, which takes milliseconds."""
-_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _KEPT_VARIABLES = (
     "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "RUSTUP_HOME", "CARGO_HOME", "GOROOT", "JAVA_HOME",
 )  # fmt: skip
@@ -77,8 +76,8 @@ class OracleUnusableError(Exception):
 def taken(answer: str, section: OracleSection) -> str | None:
     """What is judged of an answer; None when it has no code block."""
     if section.take == "code_block":
-        found = _FENCED.search(answer)
-        return None if found is None else section.prepend + found.group(1)
+        code = first_code_block(answer)
+        return None if code is None else section.prepend + code
     return section.prepend + answer
 
 

@@ -1,0 +1,22 @@
+"""What of a completion is judged: the whole text, a code block in it, or the prompt's code continued."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.data.code_block import first_code_block
+
+Take = Literal["answer", "code_block", "continuation"]
+"""answer: the text as it is; code_block: its first fenced block; continuation: the task's ``prefix`` and the text."""
+
+MAX_COMPLETION = 1_000_000
+"""Characters; nobody's answer is longer, and judging it would cost more than sampling it did."""
+
+
+def taken(completion: str, take: Take, prefix: str = "") -> str | None:
+    """What is judged; None when there is no code block, or one that is never closed."""
+    if take == "answer":
+        return completion
+    if take == "continuation":
+        return prefix + completion
+    return first_code_block(completion)
