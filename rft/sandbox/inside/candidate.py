@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rft.sandbox.inside.peer import Channel, Given, GoneError, Peer
+from rft.sandbox.inside.peer import Channel, Given, GoneError, Line, Peer
 from rft.sandbox.inside.values import MalformedError
 
 FILE = "<completion>"
@@ -36,12 +36,33 @@ class _Printed(io.StringIO):
         return text
 
 
-class _Program:
+class Program:
+    """The program under test, and what it may be asked."""
+
     def __init__(self) -> None:
         self.module = types.ModuleType(_MODULE)
         self.classes: dict[str, type[Any]] = {}
 
-    def load(self, source: str, wanted: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
+    def peer(self, channel: Line) -> Peer:
+        served: dict[str, Callable[..., Any]] = {
+            "load": lambda _, *arguments: self._load(*arguments),
+            "call": lambda thing, *arguments, **named: thing(*arguments, **named),
+            "iter": iter,
+            "next": next,
+            "len": len,
+            "getitem": operator.getitem,
+            "setitem": operator.setitem,
+            "contains": operator.contains,
+            "str": str,
+            "repr": repr,
+            "getattr": getattr,
+            "setattr": setattr,
+        }
+        peer = Peer(channel, served, Given)
+        peer.codec.shared = self.classes
+        return peer
+
+    def _load(self, source: str, wanted: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
         """Run the program; those of the names ``wanted`` that it has defined then, with what they are."""
         linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
         sys.modules[_MODULE] = self.module
@@ -54,23 +75,7 @@ class _Program:
 def main(link: int) -> None:
     """Answer on the socket ``link`` until the test has ended. Whatever the program does, it does in here."""
     channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
-    program = _Program()
-    served: dict[str, Callable[..., Any]] = {
-        "load": lambda _, *arguments: program.load(*arguments),
-        "call": lambda thing, *arguments, **named: thing(*arguments, **named),
-        "iter": iter,
-        "next": next,
-        "len": len,
-        "getitem": operator.getitem,
-        "setitem": operator.setitem,
-        "contains": operator.contains,
-        "str": str,
-        "repr": repr,
-        "getattr": getattr,
-        "setattr": setattr,
-    }
-    peer = Peer(channel, served, Given)
-    peer.codec.shared = program.classes
+    peer = Program().peer(channel)
     printed = _Printed()
     sys.stdout = printed
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)

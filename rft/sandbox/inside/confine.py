@@ -80,9 +80,6 @@ def put_files(files: dict[str, bytes], folder: str, owner: int | None) -> None:
 def give_up_privileges(bounds: Bounds) -> None:
     """Become a plain user without any capability, bounded and filtered, for good. Raises SetupError."""
     if not bounds.bare:
-        capability = 0
-        while _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:  # until there is no such capability
-            capability += 1
         _LIBC.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
         if bounds.user is not None:
             os.setgroups([])
@@ -95,6 +92,13 @@ def give_up_privileges(bounds: Bounds) -> None:
             soft, hard = min(soft, highest), min(hard, highest)
         resource.setrlimit(limit, (soft, hard))
     _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def bar_capabilities() -> None:
+    """No program that this process or a descendant starts can gain a capability. Those that it has stay."""
+    capability = 0
+    while _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:  # until there is no such capability
+        capability += 1
 
 
 def filter_calls(bounds: Bounds) -> None:

@@ -44,6 +44,7 @@ def _run(spec: dict[str, Any], files: dict[str, bytes], bounds: Bounds) -> dict[
     if bounds.bare:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     else:
+        confine.bar_capabilities()
         confine.fresh_tmp(bounds)
         with contextlib.suppress(OSError):  # only a preference, and not allowed everywhere
             Path("/proc/self/oom_score_adj").write_text("500")

