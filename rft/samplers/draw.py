@@ -8,7 +8,6 @@ import torch
 
 from rft.samplers.sampler import Sampling
 
-
 _LIKELIEST = 1024
 
 
@@ -41,16 +40,21 @@ def _beyond(logits: torch.Tensor, share: float) -> torch.Tensor:
 
     Sorting a whole vocabulary takes longer than a small model's step, so the likeliest are tried first.
     """
+    vocabulary = logits.shape[-1]
+    count = min(_LIKELIEST, vocabulary)
     whole = torch.logsumexp(logits, dim=-1, keepdim=True)
-    for count in (min(_LIKELIEST, logits.shape[-1]), logits.shape[-1]):
-        ordered, places = torch.topk(logits, count, dim=-1)
-        shares = torch.exp(ordered - whole)
-        before = shares.cumsum(dim=-1, dtype=torch.float64) - shares
-        if count == logits.shape[-1] or bool((before[:, -1] >= share).all()):
-            break
+    ordered, places = torch.topk(logits, count, dim=-1)
+    shares = torch.exp(ordered - whole)
+    before = shares.cumsum(dim=-1, dtype=torch.float64) - shares
     needed = before < share
     needed[:, 0] = True
-    return torch.ones_like(logits, dtype=torch.bool).scatter(-1, places, ~needed)
+    beyond = torch.ones_like(logits, dtype=torch.bool).scatter(-1, places, ~needed)
+    if count < vocabulary:
+        for row in torch.nonzero(needed[:, -1])[:, 0].tolist():  # each by itself, whatever the others need
+            ordered, places = torch.sort(logits[row], descending=True, stable=True)
+            shares = torch.exp(ordered - whole[row])
+            beyond[row] = beyond[row].scatter(-1, places, shares.cumsum(-1, dtype=torch.float64) - shares >= share)
+    return beyond
 
 
 def draw(logits: torch.Tensor, uniforms: list[float], sampling: Sampling) -> tuple[list[int], list[float]]:

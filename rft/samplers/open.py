@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rft.config import SamplerSection, SamplingSection
+from rft.samplers import frames
+from rft.samplers.openai_sampler import OpenAISampler
 from rft.samplers.renderer import PromptRenderer, prompt_renderer
-from rft.samplers.sampler import Sampler, SamplerUnusableError
+from rft.samplers.sampler import Sampler
+from rft.samplers.vllm_env import engine_arguments, find_environment, hopeless, process_environment
+from rft.samplers.vllm_server import GRACE_SECONDS, VllmServerSampler
 from rft.samplers.worker_sampler import Announce, Program, WorkerSampler
 from supervisor.protocol.paths import RunPaths
 from trainer.base_names import is_local
@@ -31,9 +35,14 @@ def open_sampler(
     """
     log = RunPaths(run_dir).attempt(attempt).root / LOG_NAME
     say: Callable[[str], None] = announce or (lambda sentence: None)
+    if section.type == "openai":
+        return OpenAISampler(section, sampling, say)
     if section.type == "transformers":
         return WorkerSampler(_transformers(section), section, sampling, _renderer(section), log, say)
-    raise SamplerUnusableError(f"sampler.type: {section.type} is not there yet")
+    if section.type == "vllm":
+        environment = find_environment(section)
+        return VllmServerSampler(environment, section, sampling, _renderer(section), log, say)
+    return WorkerSampler(_vllm_offline(section), section, sampling, _renderer(section), log, say)
 
 
 def _renderer(section: SamplerSection) -> PromptRenderer:
@@ -53,5 +62,17 @@ def _transformers(section: SamplerSection) -> Program:
         command=[sys.executable, "-P", "-m", "rft.samplers.transformers_worker"],
         environment=environment,
         grace=0.0,
-        hint=lambda lines: None,
+    )
+
+
+def _vllm_offline(section: SamplerSection) -> Program:
+    environment = find_environment(section)
+    worker = Path(frames.__file__).with_name("vllm_worker.py")
+    return Program(
+        name="vLLM engine",
+        command=[str(environment.python), "-P", str(worker), frames.__file__],
+        environment=process_environment(),
+        grace=GRACE_SECONDS,
+        hint=hopeless,
+        engine=lambda model: engine_arguments(section, environment.cpu, model),
     )

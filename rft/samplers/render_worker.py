@@ -15,10 +15,16 @@ import msgspec
 from rft.samplers import frames
 from rft.samplers.renderer import Known, Prompt, RenderProblem, RenderSetup, Unrenderable
 from trainer.data.fidelity import RenderError
+from trainer.data.messages import Message
+from trainer.data.render import Renderer
 from trainer.errors import TrainerError, one_paragraph
 
-PROBE = "Write a Python function that returns the sum of the squares of the even numbers in a list, and explain it."
-"""What every new renderer and adapter is tried on."""
+PROBE = (
+    ("user", "Write a Python function that returns the sum of the squares of the even numbers in a list."),
+    ("assistant", "def total(numbers):\n    return sum(n * n for n in numbers if n % 2 == 0)"),
+    ("user", "Now explain in one sentence what it does, naïvely put."),
+)
+"""What every renderer, server and adapter is tried on."""
 
 
 def main() -> None:
@@ -43,11 +49,8 @@ def main() -> None:
                 frames.send(channel, ids)
 
 
-def _open(setup: RenderSetup):  # type: ignore[no-untyped-def]
+def _open(setup: RenderSetup) -> tuple[Renderer, Known]:
     from trainer.base_model import load_tokenizer, locate, stop_token_ids
-    from trainer.data.messages import Message
-    from trainer.data.render import Renderer
-
     base = locate(setup.model, setup.revision)
     tokenizer = load_tokenizer(base)
     renderer = Renderer(
@@ -57,14 +60,17 @@ def _open(setup: RenderSetup):  # type: ignore[no-untyped-def]
         default_system=setup.default_system,
         stop_token_ids=stop_token_ids(base, tokenizer),
     )
+    probe = [Message(role, text) for role, text in PROBE]
+    if setup.default_system is not None:
+        probe.insert(0, Message("system", setup.default_system))
     return renderer, Known(
         template_hash=renderer.template_hash,
         chat_template=renderer.chat_template,
         stop_token_ids=renderer.stop_token_ids,
         model_path=str(base.path),
         revision=base.revision,
-        probe=PROBE,
-        probe_ids=tuple(renderer.prompt([Message("user", PROBE)])),
+        probe=tuple((message.role, message.content) for message in probe),
+        probe_ids=tuple(renderer.prompt(probe)),
     )
 
 

@@ -39,14 +39,15 @@ class RenderSetup(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True, tag="known"):
-    """What the renderer is, and where the model lies. ``probe`` is a question and ``probe_ids`` its prompt."""
+    """What the renderer is, and where the model lies. ``probe`` is a conversation as roles and texts, ``probe_ids`` its
+    prompt."""
 
     template_hash: str
     chat_template: str
     stop_token_ids: tuple[int, ...]
     model_path: str
     revision: str
-    probe: str
+    probe: tuple[tuple[str, str], ...]
     probe_ids: tuple[int, ...]
 
 

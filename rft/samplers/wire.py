@@ -10,14 +10,20 @@ from rft.samplers.sampler import Sampling
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """First message to a worker: the sampler section as JSON values, how to draw, and what the renderer knows."""
+    """First message to a worker: the sampler section as JSON values, how to draw, and what the renderer knows.
+
+    ``engine``: arguments for vLLM's engine.
+    """
 
     section: dict[str, Any]
     sampling: Sampling
     keep_logprobs: bool
     model_path: str
     stop_token_ids: tuple[int, ...]
+    probe: tuple[tuple[str, str], ...]
     probe_ids: tuple[int, ...]
+    chat_template: str
+    engine: dict[str, Any] = {}
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

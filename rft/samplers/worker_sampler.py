@@ -31,6 +31,7 @@ from rft.samplers.wire import Ask, Drawn, FromWorker, Ready, Rejected, Setup, Un
 Announce = Callable[[str], None]
 """Receives one sentence for people about what happened to a sampler."""
 _POLL_SECONDS = 0.5
+EVIDENCE_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ class Program:
     """How a worker is started: the descriptor's number is appended to ``command``. ``name`` is for people.
 
     ``hint``: of the log's lines, why it cannot work and what to do about it; None when starting again may help.
+    ``engine``: arguments for an engine that loads the model from a folder.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     grace: float
-    hint: Callable[[Sequence[str]], str | None]
+    hint: Callable[[Sequence[str]], str | None] = lambda lines: None
+    engine: Callable[[Path], dict[str, str | int | float | bool]] = lambda model: {}
 
 
 class WorkerSampler:
@@ -164,7 +167,7 @@ class WorkerSampler:
         assert self._kept is not None
         kept = self._kept
         self.close()
-        how, said = kept.ended() or "was ended", kept.tail()
+        how, said = kept.ended() or "was ended", kept.tail(EVIDENCE_LINES)
         if (problem := self._program.hint(said)) is not None:
             raise SamplerUnusableError(problem)
         last = f" Its last words in {self._log}: {said[-1][:300]}" if said else ""
@@ -194,7 +197,10 @@ class WorkerSampler:
             keep_logprobs=self._keep_logprobs,
             model_path=known.model_path,
             stop_token_ids=known.stop_token_ids,
+            probe=known.probe,
             probe_ids=known.probe_ids,
+            chat_template=known.chat_template,
+            engine=self._program.engine(Path(known.model_path)),
         )
         try:
             frames.send(self._channel, setup)
