@@ -18,13 +18,16 @@ from rft.config import BudgetSection
 from rft.store import REFUSED, State
 from rft.verifiers.verdict import Outcome
 
-PILOT_TASKS = 32
+PILOT_TASKS = 64
 """First tasks of a source whose first rounds say what to expect of its other tasks."""
 MAX_TRIES = 9
 """Judge's failures on one sample after which it stays unscored."""
 
 _MEANS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_STRENGTH_SPREAD = 0.7
+"""Strengths far from 1 (tasks solved always or never, tasks that are all alike) need evidence: two samples of a task
+hardly tell how often tasks are solved now and then, and those are the ones to lose."""
 
 
 class Why(enum.StrEnum):
@@ -53,13 +56,14 @@ class Need:
 
 class Prior:
     """What the pilot of a source says about its tasks' chances: a beta distribution whose parameters are unknown,
-    weighed by the pilot on a grid of means and strengths. Without a pilot every point of the grid weighs the same."""
+    weighed by the pilot on a grid of means and strengths."""
 
     def __init__(self, pilot: Mapping[tuple[int, int], int]) -> None:
         """``pilot``: how many tasks had ``(accepted, scored)``."""
         self._points = [(mean * strength, (1 - mean) * strength) for mean in _MEANS for strength in _STRENGTHS]
         self._weights = [
             math.fsum(tasks * _log_chance(a, b, *counts) for counts, tasks in sorted(pilot.items()))
+            - math.log(a + b) ** 2 / (2 * _STRENGTH_SPREAD**2)
             for a, b in self._points
         ]
         self._known: dict[tuple[int, int], float] = {}

@@ -121,7 +121,7 @@ class BudgetSection(Section):
     """Stop a task once it has enough or looks hopeless; without it every task gets samples_per_task."""
     accepted_per_task: Count = 2
     """Different accepted answers of a task that are enough."""
-    hopeless_below: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.02
+    hopeless_below: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.01
     """A task is left when more samples would give an accepted answer with less than this probability each, judged by
     its own samples and by how its source has done."""
     first_round: Count = 2

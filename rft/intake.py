@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from itertools import islice
 
 from rft.config import JudgeSection, RftSections
+from rft.gold import State, check_gold
+from rft.judging import JudgesBrokenError, verifier_of
 from rft.store import Store
 from rft.tasks.task import Task
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from trainer.errors import ConfigurationError, DataProblemError
 
 CHUNK = 500
-SHOWN = 5
 CHECKED = "tasks_checked"
 
 BuildVerifier = Callable[[str, Mapping[str, object], JudgeSection], Verifier]
@@ -90,20 +91,13 @@ def open_verifiers(verifiers: Mapping[tuple[str, str], Verifier], stack: ExitSta
             raise ConfigurationError(str(error)) from None
 
 
-def check_tasks(store: Store, verifiers: Mapping[tuple[str, str], Verifier], beat: Beat) -> None:
-    """Raises DataProblemError when tasks cannot be judged; says the first few and how many there are."""
-    found: list[str] = []
-    count = 0
-    for _, task in store.each_task():
-        beat()
-        problem = verifiers[task.source, task.check.verifier].problem(task)
-        if problem is not None:
-            count += 1
-            if len(found) < SHOWN:
-                found.append(f"{_place(task)}task {task.id}: {problem}")
-    if count:
-        more = f" (and {count - len(found)} more)" if count > len(found) else ""
-        raise DataProblemError(f"{' '.join(found)}{more}")
+def check_tasks(store: Store, verifiers: Mapping[tuple[str, str], Verifier], workers: int, beat: Beat) -> None:
+    """Judge gold answers and empty ones. Raises DataProblemError when there are tasks that cannot be judged rightly."""
+    report = check_gold((task for _, task in store.each_task()), verifier_of(verifiers), workers, beat)
+    if report.counts[State.ERROR] and not report.counts[State.INVALID] and not report.counts[State.TIMEOUT]:
+        raise JudgesBrokenError(report.refusal())
+    if not report.good:
+        raise DataProblemError(report.refusal() or "")
 
 
 class _Digests:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rft.config import JudgeSection, RftSections, SamplerSection, SamplingSection
-from rft.intake import Beat
 from rft.run import Parts
 from rft.samplers.sampler import Sampler
 from rft.scheduler import Render
-from rft.store import Store
+from rft.tasks.load import LoadReport
 from rft.tasks.task import Task
 from rft.verifiers.verifier import Verifier
 from trainer.cache import cache_root
 from trainer.errors import DataProblemError
 
 
-def load_tasks(sections: RftSections) -> Iterator[Task]:
+def load_tasks(sections: RftSections, report: LoadReport | None = None) -> Iterator[Task]:
     from rft.tasks.load import load_tasks as load
 
-    return load(sections.tasks, sections.seed)
+    return load(sections.tasks, sections.seed, report)
 
 
 def build_verifier(name: str, settings: Mapping[str, object], judge: JudgeSection) -> Verifier:
@@ -60,8 +60,11 @@ def render(section: SamplerSection) -> Render:
     return ids
 
 
-def check_gold(store: Store, verifiers: Mapping[tuple[str, str], Verifier], workers: int, beat: Beat) -> None:
-    pass
+def remember_speed(section: SamplerSection, tokens: int, samples: int, seconds: float) -> None:
+    from rft.speed import remember_speed as remember
+
+    with contextlib.suppress(OSError):  # an estimate less, when the cache cannot be written
+        remember(section, tokens, samples, seconds)
 
 
-PARTS = Parts(load_tasks, build_verifier, check_gold, open_sampler, render)
+PARTS = Parts(load_tasks, build_verifier, open_sampler, render, remember_speed)

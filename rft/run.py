@@ -6,7 +6,6 @@ while the judges are behind, and what is in memory is what is on its way.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -17,7 +16,6 @@ from rft.config import RftSections, SamplerSection, SamplingSection
 from rft.identity import check_identity, model_identity, sampling_identity, verifiers_identity
 from rft.intake import (
     CHECKED,
-    Beat,
     BuildVerifier,
     build_verifiers,
     check_tasks,
@@ -38,7 +36,9 @@ from rft.samplers.sampler import (
 from rft.scheduler import Render, Scheduler
 from rft.spend import Spent, cost, exceeded
 from rft.store import Origin, Store
+from rft.tasks.load import LoadReport
 from rft.tasks.task import Task
+from rft.verifiers.limits import judges_at_a_time
 from rft.verifiers.verifier import Verifier
 from supervisor.problems import InputError
 from supervisor.protocol.attempt import AttemptSpec, ExitKind, ExitReport
@@ -57,11 +57,12 @@ GRACE_SHARE = 0.5
 class Parts:
     """Where tasks, verifiers and samplers come from."""
 
-    load_tasks: Callable[[RftSections], Iterable[Task]]
+    load_tasks: Callable[[RftSections, LoadReport], Iterable[Task]]
     build_verifier: BuildVerifier
-    check_gold: Callable[[Store, dict[tuple[str, str], Verifier], int, Beat], None]
     open_sampler: Callable[[SamplerSection, SamplingSection, Path, int, Callable[[str], None]], Sampler]
     render: Callable[[SamplerSection], Render]
+    remember_speed: Callable[[SamplerSection, int, int, float], None]
+    """``(sampler, tokens, samples, seconds)`` of an attempt."""
 
 
 class SamplerGoneError(TrainerError):
@@ -91,10 +92,13 @@ def run_attempt(
             reporter.beat(scheduler.settled, scheduler.bound)
             job = _Job(sections, spec, reporter, store, scheduler, grace_seconds)
             if scheduler.complete:
+                reporter.enter(Phase.FINISHED)
                 return job.report()
-            judges = Judges(_workers(sections), verifier_of(verifiers), sections.corpus.distinct)
+            judges = Judges(judges_at_a_time(sections.judge), verifier_of(verifiers), sections.corpus.distinct)
             stack.callback(judges.close)
-            return job.run(_start(sections, spec, reporter, store, parts, stack), judges)
+            report = job.run(_start(sections, spec, reporter, store, parts, stack), judges)
+            parts.remember_speed(sections.sampler, *job.measured)
+            return report
         except InputError as error:
             raise DataProblemError(str(error)) from None
         except SamplerUnusableError as error:
@@ -112,10 +116,6 @@ def _open_store(run_dir: Path) -> Store:
         raise DataProblemError(str(error)) from None
 
 
-def _workers(sections: RftSections) -> int:
-    return sections.judge.workers or len(os.sched_getaffinity(0))
-
-
 def sampling_of(section: SamplingSection) -> Sampling:
     return Sampling(section.temperature, section.top_p, section.top_k, section.max_new_tokens, tuple(section.stop))
 
@@ -131,12 +131,14 @@ def _prepare(
 ) -> dict[tuple[str, str], Verifier]:
     """Tasks into the store or compared with it, verifiers open, everything checked that can be without a sampler."""
     sampling = sampling_of(sections.sampling)
+    loaded = LoadReport()
     with store.batch():
-        identity = take_in(store, parts.load_tasks(sections), reporter.beat)
+        identity = take_in(store, parts.load_tasks(sections, loaded), reporter.beat)
         said = check_identity(store, {**identity, **sampling_identity(sampling, sections.seed)}, spec.accepted_changes)
         if "tasks" in said:
-            take_in_again(store, parts.load_tasks(sections), reporter.beat)
+            take_in_again(store, parts.load_tasks(sections, LoadReport()), reporter.beat)
     verifiers = build_verifiers(store, sections, parts.build_verifier)
+    open_verifiers(verifiers, stack)
     versions = {key: verifier.version for key, verifier in verifiers.items()}
     with store.batch():
         said |= check_identity(store, verifiers_identity(versions), spec.accepted_changes)
@@ -148,12 +150,13 @@ def _prepare(
         f"{sum(counts.values())} tasks: {', '.join(f'{source} {count}' for source, count in counts.items())}",
         tasks=sum(counts.values()),
         sources=counts,
+        left_out={"repeated": loaded.repeated.total(), "contain a bench item": len(loaded.leaked)},
     )
-    open_verifiers(verifiers, stack)
+    for sentence in loaded.sentences():
+        reporter.event("tasks", sentence)
     checked = f"{identity} {sorted(versions.items())}"
     if store.recall(CHECKED) != checked:
-        check_tasks(store, verifiers, reporter.beat)
-        parts.check_gold(store, verifiers, _workers(sections), reporter.beat)
+        check_tasks(store, verifiers, judges_at_a_time(sections.judge), reporter.beat)
         with store.batch():
             store.remember(CHECKED, checked)
     return verifiers
@@ -208,6 +211,13 @@ class _Job:
         self._before = seconds.get(spec.attempt, 0.0)
         self._began = time.monotonic()
         self._unwanted = 0
+        self._tokens_before, self._settled_before = self._tokens, scheduler.settled
+
+    @property
+    def measured(self) -> tuple[int, int, float]:
+        """Tokens, samples and seconds of this attempt."""
+        seconds = time.monotonic() - self._began
+        return self._tokens - self._tokens_before, self._scheduler.settled - self._settled_before, seconds
 
     def run(self, started: tuple[Sampler, int], judges: Judges) -> ExitReport:
         sampler, origin = started

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from supervisor.jobs import Patch, Problem, Relief, Rung
-from trainer.base_names import PACKAGE, RANDOM, SPECIAL
+from trainer.base_names import PACKAGE, RANDOM, SPECIAL, absolute_base
 from trainer.combinations import PAGED, hardware_problems, launch_problems
 from trainer.config import DataSection, SftSections
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
@@ -176,14 +176,10 @@ class SftKind:
         def absolute(path: str) -> str:
             return str((base / Path(path).expanduser()).resolve())
 
-        def base_model(name: str) -> str:
-            # A hub id and a relative folder look alike; what exists on disk is a folder.
-            if name.startswith(SPECIAL) or not (base / Path(name).expanduser()).is_dir():
-                return absolute(name) if name.startswith((".", "/", "~")) else name
-            return absolute(name)
-
         model, data = sections.model, sections.data
-        fallback = model.fallback and model.fallback.model_copy(update={"base": base_model(model.fallback.base)})
+        fallback = model.fallback and model.fallback.model_copy(
+            update={"base": absolute_base(model.fallback.base, base)}
+        )
         sources = [
             source if source.path == "stdlib" else source.model_copy(update={"path": absolute(source.path)})
             for source in data.sources
@@ -195,7 +191,7 @@ class SftKind:
             update={
                 "model": model.model_copy(
                     update={
-                        "base": base_model(model.base),
+                        "base": absolute_base(model.base, base),
                         "fallback": fallback,
                         "chat_template": model.chat_template and absolute(model.chat_template),
                     }
@@ -214,11 +210,11 @@ class SftKind:
         assert isinstance(sections, SftSections)
         model = sections.model
         return [
-            *_base_problems("model", model.base, model.revision),
-            *(_base_problems("model.fallback", model.fallback.base, model.fallback.revision) if model.fallback else []),
+            *base_problems("model.base", model.base, model.revision),
+            *(base_problems("model.fallback.base", model.fallback.base, model.fallback.revision) if model.fallback else []),
             *hardware_problems(sections),
-            *_file_problems("model.chat_template", sections.model.chat_template),
-            *_file_problems("data.system_prompt_file", sections.data.system_prompt_file),
+            *file_problems("model.chat_template", sections.model.chat_template),
+            *file_problems("data.system_prompt_file", sections.data.system_prompt_file),
             *check_sources(sources_of(sections.data), **_row_rules(sections.data)),
             *_validation_problems(sections.data),
         ]
@@ -274,17 +270,18 @@ def _validation_problems(data: DataSection) -> list[Problem]:
     return [replace(problem, key="data.validation.path") for problem in check_sources(held_out, **rules)]
 
 
-def _file_problems(key: str, path: str | None) -> list[Problem]:
+def file_problems(key: str, path: str | None) -> list[Problem]:
     if path is None or Path(path).is_file():
         return []
     return [Problem(key, f"{path} does not exist or is not a file", "Give the path of an existing file.")]
 
 
-def _base_problems(section: str, base: str, revision: str | None) -> list[Problem]:
-    key = f"{section}.base"
+def base_problems(key: str, base: str, revision: str | None) -> list[Problem]:
+    """What is wrong with a base model and its ``revision``, the key beside ``key``."""
     if revision is not None and base.startswith((*SPECIAL, "/")):
         message = f"{base} has no revisions; only a model from the hub has"
-        return [Problem(f"{section}.revision", message, "Remove the key, or name the hub id as base.")]
+        section = key.rpartition(".")[0]
+        return [Problem(f"{section}.revision", message, "Remove the key, or name the hub id of a model.")]
     if base.startswith(PACKAGE):
         package = base.removeprefix(PACKAGE)
         if not PACKAGE_NAME.fullmatch(package) or find_spec(package.replace("-", "_")) is None:

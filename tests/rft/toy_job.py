@@ -7,7 +7,7 @@ import hashlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rft.config import RftSections
 from rft.run import Parts, run_attempt
 from rft.samplers.sampler import Completion, Refused, Request, SamplerIdentity, SamplerLostError
 from rft.store import Store
+from rft.tasks.load import LoadReport
 from rft.tasks.task import Check, Task
 from rft.verifiers.verdict import Isolation, Outcome, Verdict
 from supervisor.protocol.attempt import AttemptSpec, ExitReport, write_spec
@@ -114,20 +115,16 @@ class ToyVerifier:
         return Verdict(outcome, "right" if right else "wrong answer", self.name, self.version, Isolation.NOT_RUN)
 
 
-def no_gold(store: Store, verifiers: Mapping[tuple[str, str], Any], workers: int, beat: Callable[[], None]) -> None:
-    pass
-
-
 def parts(tasks: Sequence[Task], sampler: ToySampler, verifier: ToyVerifier | None = None) -> Parts:
-    def load(sections: RftSections) -> Iterator[Task]:
+    def load(sections: RftSections, report: LoadReport) -> Iterator[Task]:
         return iter(tasks)
 
     judge = verifier or ToyVerifier()
     return Parts(
         load_tasks=load,
         build_verifier=lambda name, settings, section: judge,
-        check_gold=no_gold,
         open_sampler=lambda section, sampling, run_dir, attempt, announce: sampler,
+        remember_speed=lambda section, tokens, samples, seconds: None,
         render=lambda section: lambda task: tuple(task.messages[-1].content.encode()),
     )
 

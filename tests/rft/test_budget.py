@@ -1,0 +1,116 @@
+"""proves RFT-5: how many samples a task gets."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from rft.budget import MAX_TRIES, PILOT_TASKS, Need, Prior, Why, need, pilot_tally, rounds
+from rft.config import BudgetSection
+from rft.store import REFUSED, State
+
+BUDGET = BudgetSection(accepted_per_task=2, first_round=2, hopeless_below=0.01)
+EVEN = Prior({})
+
+
+def states(text: str) -> dict[int, State]:
+    """``a`` and ``b`` accepted with that key, ``.`` rejected, ``t`` timed out, ``e`` given up by the judge, ``E``
+    failed once, ``r`` refused, ``?`` not judged, blank: not drawn."""
+    outcomes = {".": "rejected", "t": "timeout", "e": "error", "E": "error", "r": REFUSED, "?": None}
+    found = {}
+    for index, letter in enumerate(text):
+        if letter != " ":
+            outcome = outcomes.get(letter, "accepted")
+            key = letter if outcome == "accepted" else None
+            found[index] = State(index, outcome, key, {"e": MAX_TRIES, "E": 1}.get(letter, 0))
+    return found
+
+
+def test_rounds_double_up_to_the_most() -> None:
+    assert rounds(BUDGET, 8) == [2, 4, 8] and rounds(BUDGET, 12) == [2, 4, 8, 12] and rounds(BUDGET, 1) == [1]
+    assert rounds(BudgetSection(first_round=3), 16) == [3, 6, 12, 16]
+    assert rounds(BudgetSection(adaptive=False), 16) == [16]
+
+
+def test_a_task_ends_with_enough_different_answers_at_the_end_of_a_round() -> None:
+    assert need(BUDGET, 8, states(""), EVEN) == Need(2, Why.ROUND)
+    assert need(BUDGET, 8, states("a?"), EVEN) == Need(2, Why.ROUND)
+    assert need(BUDGET, 8, states("ab"), EVEN) == Need(2, Why.ENOUGH)
+    assert need(BUDGET, 8, states("aa"), EVEN) == Need(4, Why.ROUND), "twice the same answer is one answer"
+    assert need(BUDGET, 8, states("aa b"), EVEN) == Need(4, Why.ROUND), "enough, but the round is not whole"
+    assert need(BUDGET, 8, states("aa.b"), EVEN) == Need(4, Why.ENOUGH)
+    assert need(BUDGET, 8, states("........"), EVEN) == Need(8, Why.ALL)
+    assert need(BUDGET, 2, states(".."), None) == Need(2, Why.ALL), "the last round needs no pilot"
+    assert need(BUDGET, 8, states("abcdefgh"), EVEN) == Need(2, Why.ENOUGH), "what is there beyond is not looked at"
+    assert need(BudgetSection(adaptive=False), 4, states("abc"), None) == Need(4, Why.ROUND)
+    assert need(BudgetSection(adaptive=False), 4, states("abcd"), None) == Need(4, Why.ALL)
+
+
+def test_without_its_pilot_a_task_that_has_too_little_waits() -> None:
+    assert need(BUDGET, 8, states("a."), None) == Need(2, Why.PILOT)
+    assert need(BUDGET, 8, states("ab"), None) == Need(2, Why.ENOUGH)
+
+
+def test_what_the_judge_gave_up_counts_as_nothing_and_is_no_rejection() -> None:
+    assert need(BUDGET, 8, states("aE"), EVEN) == Need(2, Why.ROUND)
+    assert need(BUDGET, 8, states("ae"), EVEN) == Need(4, Why.ROUND)
+    sure = Prior({(0, 2): 256})
+    assert need(BUDGET, 8, states(".."), sure) == Need(2, Why.HOPELESS)
+    assert sure.chance(0, 0) > sure.chance(0, 1) > sure.chance(0, 2)
+    assert pilot_tally(BUDGET, 8, states("ae..")) == (1, 1)
+    assert pilot_tally(BUDGET, 8, states("aE..")) is None and pilot_tally(BUDGET, 8, states("a")) is None
+    assert pilot_tally(BUDGET, 8, states("r")) == (0, 0), "whenever the other one comes"
+
+
+def test_a_refused_task_is_done() -> None:
+    assert need(BUDGET, 8, states("r"), None) == Need(2, Why.REFUSED)
+
+
+def test_the_pilot_says_what_to_expect() -> None:
+    split = Prior({(0, 2): 64, (2, 2): 64})  # tasks are solved always or never
+    alike = Prior({(0, 2): 32, (1, 2): 64, (2, 2): 32})  # all are solved half of the time
+    poor, rich = Prior({(0, 2): 32}), Prior({(2, 2): 32})
+    assert poor.chance(0, 0) < 0.05 < 0.9 < rich.chance(0, 0)
+    assert abs(split.chance(0, 0) - 0.5) < 0.1 and abs(alike.chance(0, 0) - 0.5) < 0.1
+    assert split.chance(0, 4) < 0.06 < 0.2 < alike.chance(0, 4), "zeros tell more where tasks differ"
+    assert need(BUDGET, 64, states("." * 16), split).why is Why.HOPELESS
+    assert need(BUDGET, 64, states("." * 16), alike) == Need(32, Why.ROUND)
+
+
+def test_always_the_same_right_answer_is_hopeless_in_the_end() -> None:
+    assert need(BUDGET, 256, states("a" * 8), EVEN) == Need(16, Why.ROUND)
+    assert need(BUDGET, 256, states("a" * 64), EVEN) == Need(64, Why.HOPELESS)
+
+
+def simulated(chances: list[float], most: int, seed: int) -> tuple[int, int, int]:
+    """Samples with the adaptive budget, and rows with it and with fixed N; a row is a wanted accepted answer."""
+    drawn = {}
+    for number, chance in enumerate(chances):
+        dice = random.Random(f"{seed} {number}")
+        drawn[number] = [dice.random() < chance for _ in range(most)]
+
+    def seen(number: int, bound: int) -> dict[int, State]:
+        return {
+            index: State(index, "accepted" if right else "rejected", f"{index}" if right else None, 0)
+            for index, right in enumerate(drawn[number][:bound])
+        }
+
+    prior = Prior(Counter((sum(drawn[number][:2]), 2) for number in range(PILOT_TASKS)))
+    used = adaptive = 0
+    for number in drawn:
+        bound = 0
+        while not (found := need(BUDGET, most, seen(number, bound), prior)).done:
+            bound = found.samples
+        used += found.samples
+        adaptive += min(sum(drawn[number][: found.samples]), BUDGET.accepted_per_task)
+    return used, adaptive, sum(min(sum(each), BUDGET.accepted_per_task) for each in drawn.values())
+
+
+def test_few_samples_give_nearly_all_rows() -> None:
+    for shape in ((0.5, 0.5), (0.3, 0.6), (1.0, 1.0), (0.8, 0.4), (0.5, 0.5, 0.4)):
+        dice = random.Random(1)
+        impossible = shape[2] if len(shape) > 2 else 0.0
+        chances = [0.0 if dice.random() < impossible else dice.betavariate(*shape[:2]) for _ in range(400)]
+        used, adaptive, fixed = simulated(chances, 32, 3)
+        assert used <= 0.60 * 32 * len(chances), (shape, used / 32 / len(chances))
+        assert adaptive >= 0.97 * fixed, (shape, adaptive / fixed)
