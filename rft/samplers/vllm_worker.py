@@ -84,8 +84,8 @@ class _Worker:
             return None
         return (
             f"sampler.chat_template: vLLM renders a conversation to {len(theirs)} token ids that are not the "
-            f"{len(ours)} of the renderer of the training. Its tokenizer or chat template is another one: check sampler.model and "
-            "sampler.chat_template, and the transformers version in vLLM's environment."
+            f"{len(ours)} of the renderer of the training. Its tokenizer or chat template is another one: check "
+            "sampler.model and sampler.chat_template, and the transformers version in vLLM's environment."
         )
 
     def ready(self) -> dict[str, Any]:
