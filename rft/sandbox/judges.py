@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
 import queue
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -24,13 +22,17 @@ from typing import IO, Any
 import rft.sandbox.inside
 from rft.sandbox import bubblewrap, cgroup
 from rft.sandbox.inside.confine import Bounds
+from rft.sandbox.inside.tests import LENGTH, received
 from rft.sandbox.run import SandboxError
 from rft.verifiers.verdict import Isolation
 
 _MIB = 1 << 20
 _READY_SECONDS = 120.0
 _END_SECONDS = 20.0
-_MAX_REPORT = 1 << 20
+_TESTS_PATIENCE_SECONDS = 1.0
+"""For tests to notice that their program has ended."""
+_MAX_RUNS = 500
+"""Of tests in one process."""
 _TEMPLATE_BYTES = 128 * _MIB
 """What the warm interpreter itself takes of its group's memory."""
 _TESTS_MEMORY = 2048 * _MIB
@@ -158,6 +160,10 @@ class _Pair:
             sockets=False,
         )
         self._program = _Warm("program", self._program_bounds, packages, groups)
+        self.check: str | None = None
+        """Whose tests' process is alive."""
+        self._asked = socket.socket(socket.AF_UNIX)
+        self._runs = 0
         try:
             self._tests = _Warm("tests", self._tests_bounds, packages, groups)
         except BaseException:
@@ -165,29 +171,61 @@ class _Pair:
             raise
 
     def close(self) -> None:
+        self._asked.close()
         self._program.close()
         self._tests.close()
 
     def judge(self, check: str, source: str) -> Finding:
         """Raises LostError."""
         nonce = secrets.token_hex(16)
-        request = json.dumps({"nonce": nonce, "check": check, "source": source}).encode()
+        request = json.dumps({"nonce": nonce, "source": source}).encode()
         deadline = time.monotonic() + self._limits.seconds
+        if check != self.check or self._runs >= _MAX_RUNS:
+            self._begin_tests(check)
+        self._runs += 1
         theirs, ours = socket.socketpair()
-        read, write = os.pipe()
-        with os.fdopen(read, "rb", buffering=0) as report:
-            with os.fdopen(os.memfd_create("request"), "w+b", buffering=0) as given:
-                try:
-                    given.write(request)
-                    self._program.begin(self._program_bounds, [theirs.fileno()])
-                    self._tests.begin(self._tests_bounds, [given.fileno(), ours.fileno(), write])
-                finally:
-                    theirs.close()
-                    ours.close()
-                    os.close(write)
-            said = _read_until(report, deadline)
-        program, tests = self._program.end(), self._tests.end()
-        return _finding(said, nonce, program, tests, self._limits, self._program.out_of_memory())
+        try:
+            self._program.begin(self._program_bounds, theirs)
+            socket.send_fds(self._asked, [LENGTH.pack(len(request))], [ours.fileno()])
+            self._asked.sendall(request)
+        except OSError as error:
+            raise LostError("the tests' process has ended") from error
+        finally:
+            theirs.close()
+            ours.close()
+        said = self._answer(deadline)
+        program = self._program.end()
+        if said is None and self._answer(time.monotonic() + _TESTS_PATIENCE_SECONDS) is None:
+            self._end_tests()  # what they wait for has ended, and still they go on
+        elif not said and said is not None:
+            raise LostError(f"the tests' process ended with {self._tests.end()['code']} and no report")
+        return _finding(said, nonce, program, self._limits, self._program.out_of_memory())
+
+    def _begin_tests(self, check: str) -> None:
+        """A new process for the tests of another task. Raises LostError."""
+        self._end_tests()
+        self._asked, theirs = socket.socketpair()
+        with theirs:
+            self._tests.begin(self._tests_bounds, theirs, check)
+        self.check, self._runs = check, 0
+
+    def _end_tests(self) -> None:
+        """Raises LostError."""
+        if self.check is not None:
+            self.check = None
+            self._asked.close()
+            self._tests.end()
+
+    def _answer(self, deadline: float) -> bytes | None:
+        """What the tests' process has found, nothing when it has ended; None when that takes too long."""
+        try:
+            self._asked.settimeout(max(0.001, deadline - time.monotonic()))
+            header = received(self._asked, LENGTH.size)
+            return received(self._asked, LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else b""
+        except TimeoutError:
+            return None
+        except ConnectionResetError:
+            return b""
 
 
 class _Warm:
@@ -199,7 +237,6 @@ class _Warm:
             bounds.address_space + bounds.tmp_bytes + _TEMPLATE_BYTES if bounds.address_space else _TESTS_MEMORY,
             bounds.processes + 8,
         ) if not bounds.bare else cgroup.Group()  # fmt: skip
-        self._running = False
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the sandbox)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -224,15 +261,14 @@ class _Warm:
             self.close()
             raise SandboxError(f"a warm sandbox does not start: {error}") from error
 
-    def begin(self, bounds: Bounds, descriptors: Sequence[int]) -> None:
+    def begin(self, bounds: Bounds, line: socket.socket, check: str = "") -> None:
         """Raises LostError."""
-        message = json.dumps({"bounds": asdict(bounds)}).encode()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        try:
-            self._control.sendmsg([message], rights)
-        except OSError as error:
-            raise LostError(self._last_words()) from error
-        self._running = True
+        with os.fdopen(os.memfd_create("order"), "w+b", buffering=0) as order:
+            order.write(json.dumps({"bounds": asdict(bounds), "check": check}).encode())
+            try:
+                socket.send_fds(self._control, [b"begin"], [order.fileno(), line.fileno()])
+            except OSError as error:
+                raise LostError(self._last_words()) from error
 
     def end(self) -> dict[str, Any]:
         """Kill what was begun and all it has started, and tell how it ended. Raises LostError."""
@@ -292,31 +328,14 @@ def _command(role: str, control: int, bare: bool, packages: Sequence[str]) -> li
     return bubblewrap.command(program, readable=readable, whole_system=False, processes_visible=False)
 
 
-def _read_until(report: IO[bytes], deadline: float) -> bytes | None:
-    """All that is written, until it is closed; None when that takes too long."""
-    waiting = select.poll()
-    waiting.register(report, select.POLLIN)
-    said = b""
-    while len(said) < _MAX_REPORT:
-        left = deadline - time.monotonic()
-        if left <= 0 or not waiting.poll(left * 1000):
-            return None
-        piece = report.read(1 << 16)
-        if not piece:
-            break
-        said += piece
-    return said
-
-
 def _finding(
     said: bytes | None,
     nonce: str,
     program: dict[str, Any],
-    tests: dict[str, Any],
     limits: ProgramLimits,
     out_of_memory: bool,
 ) -> Finding:
-    """Raises LostError when the tests' process ended without a report."""
+    """Raises LostError for a report that is none."""
     killed = -program["code"] if program["code"] < 0 and not program["asked"] else None
     if killed == signal.SIGKILL and program["cpu"] >= limits.cpu_seconds - 0.5:
         return Finding("timeout", "processor time used up", f"more than {limits.cpu_seconds} s of processor time")
@@ -325,7 +344,7 @@ def _finding(
     try:
         found = json.loads(said)
     except ValueError:
-        raise LostError(f"the tests' process ended with {tests['code']} and no report") from None
+        raise LostError("the tests' process ended within its report") from None
     if found.get("nonce") != nonce:
         raise LostError("the report is not about this run")
     finding = Finding(

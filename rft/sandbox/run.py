@@ -95,6 +95,11 @@ class Sandbox:
     def close(self) -> None:
         self._groups.close()
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether memory is bounded for all processes of a command together; known once one has run."""
+        return self._groups.limit_memory
+
     def run(
         self,
         argv: Sequence[str],
@@ -152,7 +157,8 @@ class Sandbox:
                 "bounds": asdict(bounds),
                 "files": [[name, len(content)] for name, content in files.items()],
             }
-            return self._watch(json.dumps(spec).encode() + b"\n" + b"".join(files.values()), limits, toolchains, group, stdin)
+            given = json.dumps(spec).encode() + b"\n" + b"".join(files.values())
+            return self._watch(given, limits, toolchains, group, stdin)
 
     def _watch(
         self, spec: bytes, limits: Limits, toolchains: Sequence[Path], group: cgroup.Group, stdin: int | None

@@ -127,7 +127,8 @@ class PythonTests:
         if source is None:
             return self._verdict(Finding("rejected", "has no code"), begun)
         if "\0" in source or not _encodable(source):
-            return self._verdict(Finding("rejected", "does not compile", "it has characters that no source can have"), begun)
+            finding = Finding("rejected", "does not compile", "it has characters that no source can have")
+            return self._verdict(finding, begun)
         check = {key: data[key] for key in sorted(_KEYS & data.keys()) if key != "format"}
         return self._verdict(self._found(json.dumps(check, sort_keys=True), source), begun)
 
@@ -239,7 +240,7 @@ def _defines(code: str, entry_point: str | None) -> bool:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Broken code that means to be the whole program is judged as such.
-        return entry_point is not None and re.search(rf"^(?:def|class) {re.escape(entry_point)}\b", code, re.M) is not None
+        return entry_point is not None and bool(re.search(rf"^(?:def|class) {re.escape(entry_point)}\b", code, re.M))
     if entry_point is None:
         return bool(tree.body)
     for node in tree.body:

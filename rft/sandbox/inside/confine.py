@@ -1,4 +1,8 @@
-"""How a process gives up all it does not need, before it runs what nobody vouches for."""
+"""How a process gives up all it does not need, before it runs what nobody vouches for.
+
+Each part is a list of calls into the C library, made ready by a parent: a child that has just been forked copies every
+page of Python's that it touches, and so touches as few as it can.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rft.sandbox.inside import seccomp
 
+TMP = "/tmp"
 WORK = "/tmp/work"
 HOME = "/tmp/home"
-_SHARED_MEMORY = "/tmp/.shm"
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_BIND, _MS_PRIVATE = 2, 4, 16384, 4096, 1 << 18
 _CLONE_NEWNS = 0x00020000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
@@ -21,6 +27,9 @@ _AMBIENT_CLEAR_ALL = 4
 _CAPABILITIES_V3 = 0x20080522
 _OPEN_FILES = 512
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], str]
+"""A function that answers 0 or None when it has done its work, its arguments, and what it is for."""
 
 
 class SetupError(Exception):
@@ -43,32 +52,44 @@ class Bounds:
     sockets: bool = True
 
 
-def private_mounts() -> None:
-    """From here on what is mounted is seen by this process and its children only. Raises SetupError."""
-    _checked(_LIBC.unshare(_CLONE_NEWNS), "a namespace of mounts")
-    _checked(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
+class _Limit(ctypes.Structure):
+    _fields_ = [("soft", ctypes.c_ulong), ("hard", ctypes.c_ulong)]
 
 
-def fresh_tmp(bounds: Bounds) -> None:
-    """An empty /tmp of bounded size and number of files, which /dev/shm is a folder of. Raises SetupError."""
-    options = f"size={bounds.tmp_bytes},nr_inodes={bounds.files + 5},mode=1777"
-    _checked(_LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()), "its /tmp")
-    for place in (WORK, HOME, _SHARED_MEMORY):
-        Path(place).mkdir(0o700)
-        if bounds.user is not None:
-            os.chown(place, bounds.user, bounds.user)
-    _checked(_LIBC.mount(_SHARED_MEMORY.encode(), b"/dev/shm", None, _MS_BIND, None), "its /dev/shm")
+def perform(calls: Sequence[Call]) -> None:
+    """Raises SetupError."""
+    for function, arguments, what in calls:
+        if function(*arguments):
+            raise SetupError(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def private_mounts() -> list[Call]:
+    """What is mounted from here on is not seen elsewhere."""
+    return [(_LIBC.mount, (b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")]
+
+
+def own_mounts() -> list[Call]:
+    """What is mounted from here on is seen by this process and its children only."""
+    return [(_LIBC.unshare, (_CLONE_NEWNS,), "a namespace of mounts")]
+
+
+def fresh_tmp(bounds: Bounds, user: int | None) -> list[Call]:
+    """An empty /tmp of bounded size and number of files, also reachable as /dev/shm, for ``user`` alone."""
+    owner = "" if user is None else f",uid={user},gid={user}"
+    options = f"size={bounds.tmp_bytes},nr_inodes={bounds.files + 2},mode=0700{owner}"
+    tmp = TMP.encode()
+    return [
+        (_LIBC.mount, (b"tmpfs", tmp, b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()), "its /tmp"),
+        (_LIBC.mount, (tmp, b"/dev/shm", None, _MS_BIND, None), "its /dev/shm"),
+    ]
 
 
 def put_files(files: dict[str, bytes], folder: str, owner: int | None) -> None:
-    """Write the files that a command gets. Raises SetupError."""
+    """Write the files that a command gets, and its home. Raises SetupError."""
     for name, content in files.items():
         path = Path(folder, name)
         try:
-            for missing in reversed([parent for parent in path.parents if not parent.exists()]):
-                missing.mkdir(0o700)
-                if owner is not None:
-                    os.chown(missing, owner, owner)
+            _own_folder(path.parent, owner)
             path.write_bytes(content)
             path.chmod(0o700)
             if owner is not None:
@@ -77,21 +98,48 @@ def put_files(files: dict[str, bytes], folder: str, owner: int | None) -> None:
             raise SetupError(f"the file {name} cannot be put into the sandbox: {error.strerror}") from error
 
 
-def give_up_privileges(bounds: Bounds) -> None:
-    """Become a plain user without any capability, bounded and filtered, for good. Raises SetupError."""
+def put_folders(folders: Sequence[str], owner: int | None) -> None:
+    """Raises SetupError."""
+    try:
+        for folder in folders:
+            _own_folder(Path(folder), owner)
+    except OSError as error:
+        raise SetupError(f"the folders of the sandbox cannot be made: {error.strerror}") from error
+
+
+def surrender(bounds: Bounds, user: int | None, grace: int) -> list[Call]:
+    """Become ``user`` without any capability, bounded, for good. ``grace``: seconds of processor time between the
+    signal that says it is used up and the end."""
+    calls: list[Call] = []
     if not bounds.bare:
-        _LIBC.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
-        if bounds.user is not None:
-            os.setgroups([])
-            os.setresgid(bounds.user, bounds.user, bounds.user)
-            os.setresuid(bounds.user, bounds.user, bounds.user)
-        _drop_capabilities()
-    for limit, soft, hard in _limits(bounds):
+        calls.append((_LIBC.prctl, (_PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0), "no ambient capabilities"))
+        if user is not None:
+            calls += [
+                (_LIBC.setgroups, (0, None), "no groups"),
+                (_LIBC.setresgid, (user, user, user), "another group"),
+                (_LIBC.setresuid, (user, user, user), "another user"),
+            ]
+        header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
+        calls.append((_LIBC.capset, (ctypes.byref(header), ctypes.byref(none)), "no capabilities"))
+    for limit, soft, hard in _limits(bounds, grace):
         highest = resource.getrlimit(limit)[1]
         if highest != resource.RLIM_INFINITY:
             soft, hard = min(soft, highest), min(hard, highest)
-        resource.setrlimit(limit, (soft, hard))
-    _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+        calls.append((_LIBC.setrlimit, (limit, ctypes.byref(_Limit(soft, hard))), "limits"))
+    return [*calls, (_LIBC.prctl, (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges"), *with_parent()]
+
+
+def with_parent() -> list[Call]:
+    """Die when the parent does. A change of user takes that back, so it comes after."""
+    return [(_LIBC.prctl, (_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "an end with its parent")]
+
+
+def filtered(bounds: Bounds) -> list[Call]:
+    """The last step: what was needed to get here is denied from now on. Raises SetupError."""
+    try:
+        return [seccomp.call(_LIBC, seccomp.program(os.uname().machine, bounds.sockets))]
+    except seccomp.NoFilterError as error:
+        raise SetupError(str(error)) from error
 
 
 def bar_capabilities() -> None:
@@ -99,18 +147,6 @@ def bar_capabilities() -> None:
     capability = 0
     while _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:  # until there is no such capability
         capability += 1
-
-
-def filter_calls(bounds: Bounds) -> None:
-    """The last step: what was needed to get here is denied from now on. Raises SetupError."""
-    try:
-        seccomp.apply(_LIBC, seccomp.program(seccomp.machine(), bounds.sockets))
-    except seccomp.NoFilterError as error:
-        raise SetupError(str(error)) from error
-
-
-def die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def hide_from_others() -> None:
@@ -124,9 +160,7 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _limits(bounds: Bounds) -> list[tuple[int, int, int]]:
-    # The first process of a namespace is not touched by the signal of the soft limit, and killed at the hard one.
-    grace = 0 if os.getpid() == 1 else 1
+def _limits(bounds: Bounds, grace: int) -> list[tuple[int, int, int]]:
     limits = [
         (resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + grace),
         (resource.RLIMIT_FSIZE, bounds.tmp_bytes, bounds.tmp_bytes),
@@ -142,13 +176,8 @@ def _limits(bounds: Bounds) -> list[tuple[int, int, int]]:
     return limits
 
 
-def _drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-    none = (ctypes.c_uint32 * 6)()
-    _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(none)), "giving up capabilities")
-
-
-def _checked(result: int, what: str) -> None:
-    if result != 0:
-        raise SetupError(f"{what}: {os.strerror(ctypes.get_errno())}")
-
+def _own_folder(folder: Path, owner: int | None) -> None:
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+        missing.mkdir(0o700)
+        if owner is not None:
+            os.chown(missing, owner, owner)

@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    confine.die_with_parent()
+    confine.perform(confine.with_parent())
     confine.hide_from_others()
     report = os.fdopen(int(sys.argv[2]), "w")
     os.set_inheritable(report.fileno(), False)
@@ -45,7 +45,8 @@ def _run(spec: dict[str, Any], files: dict[str, bytes], bounds: Bounds) -> dict[
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     else:
         confine.bar_capabilities()
-        confine.fresh_tmp(bounds)
+        confine.perform([*confine.private_mounts(), *confine.fresh_tmp(bounds, bounds.user)])
+        confine.put_folders([folder, confine.HOME], bounds.user)
         with contextlib.suppress(OSError):  # only a preference, and not allowed everywhere
             Path("/proc/self/oom_score_adj").write_text("500")
     confine.put_files(files, folder, bounds.user)
@@ -74,16 +75,15 @@ def _become(spec: dict[str, Any], bounds: Bounds, problems: int) -> None:
     """Turn into the command. Never returns."""
     try:
         try:
-            confine.die_with_parent()
             if bounds.bare:
                 os.setsid()
             os.chdir(spec["folder"])
-            confine.give_up_privileges(bounds)
+            confine.perform(confine.surrender(bounds, bounds.user, grace=1))
             confine.default_signals()
             os.closerange(3, problems)
             os.closerange(problems + 1, os.sysconf("SC_OPEN_MAX"))
             if not bounds.bare:
-                confine.filter_calls(bounds)
+                confine.perform(confine.filtered(bounds))
         except (SetupError, OSError, ValueError) as error:
             os.write(problems, json.dumps({"setup": str(error)}).encode())
             os._exit(1)

@@ -1,12 +1,11 @@
-"""A conversation of a test with a program inside one process, before there is work: Python compiles to faster code what
-has run a few times, and a child inherits that."""
+"""A conversation with a program inside one process, before there is work: Python compiles to faster code what has run a
+few times, and a child inherits that."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from rft.sandbox.inside import tests
 from rft.sandbox.inside.candidate import Program
 from rft.sandbox.inside.peer import Peer
 
@@ -20,12 +19,6 @@ def work(values: List[int], text: str = "a b", table: Dict[str, float] = {}):
         if value % 2 == 0 and text.split():
             result.append((value * 2, str(number), {"a": [1.5, None, True]}))
     return result[:3] or len(text)
-"""
-_TESTS = """
-def check(candidate):
-    assert candidate([3, 2, 4]) == [(4, "0", {"a": [1.5, None, True]}), (8, "2", {"a": [1.5, None, True]})]
-    assert candidate([1], "x", {"k": 0.5}) == 1
-    assert candidate(values=[]) == 3
 """
 
 
@@ -46,11 +39,10 @@ class _Loop:
 
 
 def rehearse() -> None:
-    suite = tests.prepared(json.dumps({"tests": _TESTS, "entry_point": "work", "prefix": _PROGRAM}))
     for _ in range(_TIMES):
         line = _Loop()
         line.other = Program().peer(line)
-        found = tests.Run(suite, Peer(line, {})).verdict(_PROGRAM)
-        if found["outcome"] != "accepted":
-            raise RuntimeError(f"the rehearsal failed: {found}")
-    tests.prepared.cache_clear()
+        work = Peer(line, {}).ask("load", None, (_PROGRAM, ("work",), ()))["work"]
+        answers = [work([3, 2, 4]), work([1], "x", {"k": 0.5}), work(values=[])]
+        if answers[1:] != [1, 3]:
+            raise RuntimeError(f"the rehearsal failed: {answers}")

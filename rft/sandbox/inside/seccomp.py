@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import os
 import struct
+from typing import Any
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -24,7 +24,7 @@ _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
 _UNIX, _INET, _INET6 = 1, 2, 10
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 # name: (x86_64, aarch64); None where an architecture has no such call
 _ALWAYS: dict[str, tuple[int | None, int | None]] = {
@@ -56,7 +56,7 @@ class _Program(ctypes.Structure):
 
 
 class NoFilterError(Exception):
-    """This architecture or kernel takes no filter; a phrase."""
+    """For this architecture there is no filter; a phrase."""
 
 
 @functools.cache
@@ -108,15 +108,10 @@ def program(machine: str, sockets: bool) -> bytes:
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 
 
-def apply(libc: ctypes.CDLL, filter_program: bytes) -> None:
-    """Put the filter on this process and all its descendants, for good. Raises NoFilterError."""
+def call(libc: ctypes.CDLL, filter_program: bytes) -> tuple[Any, tuple[Any, ...], str]:
+    """What puts the filter on a process without new privileges and all its descendants, for good."""
     given = _Program(len(filter_program) // 8, filter_program)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(given)):
-        raise NoFilterError(f"the kernel takes no filter of system calls: errno {ctypes.get_errno()}")
-
-
-def machine() -> str:
-    return os.uname().machine
+    return libc.prctl, (_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(given)), "the filter of system calls"
 
 
 def _op(code: int, operand: int, when_true: int = 0, when_false: int = 0) -> bytes:

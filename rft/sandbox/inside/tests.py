@@ -6,11 +6,12 @@ import ast
 import builtins
 import contextlib
 import doctest
-import functools
 import io
 import json
 import os
 import random
+import socket
+import struct
 import sys
 import traceback
 import types
@@ -21,6 +22,7 @@ from typing import Any
 from rft.sandbox.inside.peer import Channel, GoneError, Peer, trace_of
 from rft.sandbox.inside.values import MalformedError, NoValueError
 
+LENGTH = struct.Struct(">I")
 _FILE = "<tests>"
 _MAX_RECEIVED, _MAX_SENT = 1 << 23, 1 << 26
 _MAX_SHOWN = 400
@@ -58,7 +60,6 @@ class Suite:
     shared: tuple[str, ...]
 
 
-@functools.lru_cache(256)
 def prepared(text: str) -> Suite:
     """From the JSON of a check. Raises TestsFault."""
     data = json.loads(text)
@@ -245,24 +246,46 @@ class Run:
         }
 
 
-def main(request: dict[str, Any], suite: Suite | str, link: int, report: int) -> None:
-    """Judge the program of ``request`` and write what was found, with the request's nonce, to ``report``."""
-    random.seed(0)  # the same completion gets the same verdict
+def main(control: int, check: str) -> None:
+    """Judge programs by the tests of ``check`` (JSON), one after the other, as the socket ``control`` asks: a line of
+    JSON with ``nonce`` and ``source``, its length before it and the socket of the program with it. The answer is what
+    was found, with the nonce."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    suite: Suite | str
+    try:
+        suite = prepared(check)
+    except TestsFault as error:
+        suite = str(error)
+    recursion = sys.getrecursionlimit()
+    with socket.socket(fileno=control) as asked:
+        while True:
+            header, links, _, _ = socket.recv_fds(asked, LENGTH.size, 1)
+            if len(header) < LENGTH.size or not links:
+                return
+            request = json.loads(received(asked, LENGTH.unpack(header)[0]))
+            random.seed(0)  # the same completion gets the same verdict
+            sys.setrecursionlimit(recursion)
+            try:
+                found = _judged(suite, request["source"], links[0])
+            except Exception as error:  # noqa: BLE001  (a defect of the judge is no verdict)
+                found = {"outcome": "machine", "reason": "the judge failed", "diagnostic": trace_of(error)}
+            os.close(links[0])
+            body = json.dumps(found | {"nonce": request["nonce"]}).encode()
+            asked.sendall(LENGTH.pack(len(body)) + body)
+
+
+def received(line: socket.socket, size: int) -> bytes:
+    """So many bytes; fewer when the other side has ended."""
+    pieces = []
+    while size > 0 and (piece := line.recv(min(size, 1 << 20))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _judged(suite: Suite | str, source: str, link: int) -> dict[str, Any]:
     if isinstance(suite, str):
-        found: dict[str, Any] = {"outcome": "tests", "reason": "the tests cannot be run", "diagnostic": suite}
-    else:
-        try:
-            found = _judged(suite, request["source"], link)
-        except Exception as error:  # noqa: BLE001  (a defect of the judge is no verdict)
-            found = {"outcome": "machine", "reason": "the judge failed", "diagnostic": trace_of(error)}
-    found["nonce"] = request["nonce"]
-    body = json.dumps(found).encode()
-    while body:
-        body = body[os.write(report, body) :]
-
-
-def _judged(suite: Suite, source: str, link: int) -> dict[str, Any]:
+        return {"outcome": "tests", "reason": "the tests cannot be run", "diagnostic": suite}
     channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
     peer = Peer(channel, {"call": lambda thing, *arguments, **named: thing(*arguments, **named), "next": _next})
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 _SMALL = 1 << 63
 _BUILT_IN_TYPES: dict[str, Any] = {
-    str(kind.__name__): kind
+    kind.__name__: kind
     for kind in (
         bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, object,
     )
@@ -108,8 +108,7 @@ class Codec:
         for parent, letter in _CHANGING:
             if isinstance(value, parent):
                 return letter
-        shared = self.shared.get(kind.__name__)
-        if shared is kind and not issubclass(kind, tuple | enum.Enum | BaseException):
+        if self.shared.get(kind.__name__) is kind and not issubclass(kind, tuple | enum.Enum | BaseException):
             return "o"
         return None
 
@@ -120,7 +119,7 @@ class Codec:
             pairs = [[self.encode(key, nodes), self.encode(item, nodes)] for key, item in dict.items(value)]
             if tag == "D":
                 factory = value.default_factory
-                name = getattr(factory, "__name__", "")
+                name = str(getattr(factory, "__name__", ""))
                 return [name if _BUILT_IN_TYPES.get(name) is factory else "", *pairs]
             return pairs
         if tag == "q":
@@ -140,7 +139,7 @@ class Codec:
             return ["g", *[self.encode(part, nodes) for part in (value.start, value.stop, value.step)]]
         if kind in _VIEWS:
             return [_VIEWS[kind], *[self.encode(item, nodes) for item in value]]
-        if kind is type and _BUILT_IN_TYPES.get(str(value.__name__)) is value:
+        if kind is type and any(value is known for known in _BUILT_IN_TYPES.values()):
             return ["T", value.__name__]
         if value is Ellipsis or value is NotImplemented:
             return ["E", value is Ellipsis]

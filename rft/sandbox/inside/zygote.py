@@ -1,11 +1,13 @@
-"""Process 1 of a warm sandbox: everything is imported, and each request gets a child of its own.
+"""Process 1 of a warm sandbox: everything is imported, and each program, or the tests of a task, get a child of their
+own.
 
 A child is the first process of a new process-id namespace with mounts of its own, an empty /tmp, another user id (or no
 capability), and a filter of system calls that allows neither sockets nor anything that outlives a process. It cannot
 name this process, let alone reach it. When it ends, the kernel has killed whatever it started before its end is told.
 
-``ROLE CONTROL KIND PACKAGES...``: CONTROL is a sequenced-packet socket. ``{"bounds": ...}`` with descriptors starts a
-child, ``end`` ends it; ``{"code": ..., "cpu": ...}`` says how it ended.
+``ROLE CONTROL KIND PACKAGES...``: CONTROL is a sequenced-packet socket. ``begin`` with two descriptors, of a file with
+``{"bounds": ..., "check": ...}`` and of the socket that the child answers on, starts a child; ``end`` ends it;
+``{"code": ..., "cpu": ...}`` says how it ended.
 """
 
 from __future__ import annotations
@@ -19,22 +21,21 @@ import json
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from rft.sandbox.inside import candidate, confine, rehearsal, tests
-from rft.sandbox.inside.confine import WORK, Bounds, SetupError
+from rft.sandbox.inside import candidate, confine, rehearsal
+from rft.sandbox.inside.confine import Bounds, SetupError
 
 _CLONE_NEWPID = 0x20000000
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 16, 4
 _FIRST_USER, _USERS = 1 << 30, 1 << 29
-_NOT_SET_UP = 97
+_MANY = 1 << 20
+"""Above every number that a descriptor can have."""
 _END = b"end"
 _LIKELY = (
     "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "hashlib",
@@ -49,19 +50,24 @@ def main() -> None:
     bare = sys.argv[3] == "bare"
     sys.path += sys.argv[4:]
     control.set_inheritable(False)
-    confine.die_with_parent()
+    confine.perform(confine.with_parent())
     confine.hide_from_others()
-    for name in _LIKELY:
+    # The less there is in memory, the sooner it is forked.
+    for name in _LIKELY if role == "program" else ("rft.sandbox.inside.tests",):
         with contextlib.suppress(ImportError):  # left out of this Python
             importlib.import_module(name)
-    rehearsal.rehearse()
-    gc.collect()
-    gc.freeze()  # what is never looked at by the collector is not copied for a child either
-    if not bare:
-        confine.bar_capabilities()
-    else:
+    if bare:
+        own_ids = None
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    own_ids = None if bare else os.pidfd_open(os.getpid())
+    else:
+        own_ids = os.pidfd_open(os.getpid())
+        confine.bar_capabilities()
+        confine.perform(confine.private_mounts())
+        os.environ.update(HOME=confine.TMP, TMPDIR=confine.TMP)
+    if role == "program":
+        rehearsal.rehearse()
+    gc.collect()
+    gc.freeze()  # what the collector never looks at need not be copied for a child
     _say(control, {"ready": os.getpid()})
     while True:
         message, descriptors = _hear(control)
@@ -69,89 +75,57 @@ def main() -> None:
             return
         if message == _END:  # what it was to end had ended by itself
             continue
-        order = json.loads(message)
-        bounds = Bounds(**order["bounds"])
-        work = tempfile.mkdtemp(prefix="mens-judge-") if bare else WORK
+        order = json.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
+        work = _folder() if bare else confine.TMP
         try:
-            child = _begin(role, order, bounds, descriptors, control, own_ids, work)
-        except OSError as error:
-            _say(control, {"machine": f"no process can be started: {error.strerror}"})
+            child = _begin(role, order["check"], Bounds(**order["bounds"]), descriptors[1], own_ids, work)
+        except (OSError, SetupError) as error:
+            _say(control, {"machine": f"no process can be started: {error}"})
             continue
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         _say(control, _watch(child, control, bare))
         if bare:
-            shutil.rmtree(work, ignore_errors=True)
+            importlib.import_module("shutil").rmtree(work, ignore_errors=True)
 
 
-def _begin(
-    role: str,
-    order: dict[str, Any],
-    bounds: Bounds,
-    descriptors: list[int],
-    control: socket.socket,
-    own_ids: int | None,
-    work: str,
-) -> int:
-    """Raises OSError."""
-    request: dict[str, Any] = {}
-    suite: tests.Suite | str = ""
-    if role == "tests":
-        request = json.loads(_content(descriptors[0]))
-        try:
-            suite = tests.prepared(request["check"])
-        except tests.TestsFault as error:
-            suite = str(error)
+def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None, work: str) -> int:
+    """The child's process id. Raises OSError, SetupError."""
+    user = _FIRST_USER + secrets.randbelow(_USERS) if own_ids is not None and os.geteuid() == 0 else None
+    # The first process of a namespace is not touched by the signal of a soft limit, and killed at the hard one.
+    calls = [*confine.surrender(bounds, user, grace=0)]
+    calls += [(os.closerange, (3, line), "closed files"), (os.closerange, (line + 1, _MANY), "closed files")]
     if own_ids is not None:
-        if _LIBC.unshare(_CLONE_NEWPID):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        if os.geteuid() == 0:
-            bounds = Bounds(**{**order["bounds"], "user": _FIRST_USER + secrets.randbelow(_USERS)})
+        calls = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user), *calls, *confine.filtered(bounds)]
+        confine.perform([(_LIBC.unshare, (_CLONE_NEWPID,), "a namespace of processes")])
+    child = -1
     try:
         child = os.fork()
-    except OSError:
-        if own_ids is not None:
-            _LIBC.setns(own_ids, _CLONE_NEWPID)
-        raise
+    finally:
+        if child != 0 and own_ids is not None and _LIBC.setns(own_ids, _CLONE_NEWPID):
+            os._exit(1)  # the next child would not be the first of its namespace
     if child:
-        if own_ids is not None and _LIBC.setns(own_ids, _CLONE_NEWPID):
-            os._exit(1)  # the next child would not be the first of a namespace
         return child
     try:
-        _confine(bounds, descriptors, work)
+        os.setsid()
+        confine.perform(calls)
+        os.chdir(work)
         if role == "tests":
-            tests.main(request, suite, descriptors[1], descriptors[2])
+            importlib.import_module("rft.sandbox.inside.tests").main(line, check)
         else:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(nowhere, stream)
-            candidate.main(descriptors[0])
-    except SetupError as error:
+            candidate.main(line)
+    except (SetupError, OSError) as error:
         os.write(2, f"{error}\n".encode())
-        os._exit(_NOT_SET_UP)
     finally:
         os._exit(0)
 
 
-def _confine(bounds: Bounds, descriptors: list[int], work: str) -> None:
-    """Raises SetupError."""
-    try:
-        os.setsid()
-        if not bounds.bare:
-            confine.private_mounts()
-            confine.fresh_tmp(bounds)
-        os.chdir(work)
-        os.environ.update(HOME=work, TMPDIR=work)
-        confine.give_up_privileges(bounds)
-        confine.die_with_parent()
-        kept = sorted(descriptors)
-        for below, above in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(below + 1, above)
-        if not bounds.bare:
-            confine.filter_calls(bounds)
-    except OSError as error:
-        raise SetupError(f"{error.filename or 'the sandbox'}: {error.strerror}") from error
+def _folder() -> str:
+    """Of its own for a child that is not isolated."""
+    made: str = importlib.import_module("tempfile").mkdtemp(prefix="mens-judge-")
+    os.environ["HOME"] = made
+    return made
 
 
 def _watch(child: int, control: socket.socket, bare: bool) -> dict[str, Any]:
@@ -187,15 +161,6 @@ def _end_descendants(leader: int) -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _content(descriptor: int) -> bytes:
-    pieces = []
-    offset = 0
-    while piece := os.pread(descriptor, 1 << 20, offset):
-        pieces.append(piece)
-        offset += len(piece)
-    return b"".join(pieces)
 
 
 def _say(control: socket.socket, message: dict[str, Any]) -> None:
