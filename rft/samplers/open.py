@@ -11,7 +11,8 @@ from rft.config import SamplerSection, SamplingSection
 from rft.samplers import frames
 from rft.samplers.openai_sampler import OpenAISampler
 from rft.samplers.renderer import PromptRenderer, prompt_renderer
-from rft.samplers.sampler import Sampler
+from rft.samplers.sampler import Sampler, SamplerUnusableError
+from rft.samplers.settings import setting_problems
 from rft.samplers.vllm_env import engine_arguments, find_environment, hopeless, process_environment
 from rft.samplers.vllm_server import GRACE_SECONDS, VllmServerSampler
 from rft.samplers.worker_sampler import Announce, Program, WorkerSampler
@@ -33,6 +34,8 @@ def open_sampler(
     ``announce`` receives a sentence whenever the sampler dies and is started again, or is not as good as it should be.
     Raises SamplerUnusableError when it can be told without starting anything that it cannot work.
     """
+    if problems := setting_problems(section):
+        raise SamplerUnusableError(" ".join(f"{problem.message}. {problem.remedy}" for problem in problems))
     log = RunPaths(run_dir).attempt(attempt).root / LOG_NAME
     say: Callable[[str], None] = announce or (lambda sentence: None)
     if section.type == "openai":

@@ -223,6 +223,7 @@ def check_base_url(url: str | None) -> str:
 def read_key(path: Path) -> str:
     """The key on a file's first line. Raises SamplerUnusableError, which never shows any of it."""
     try:
+        path = path.expanduser()
         mode = path.stat().st_mode
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
