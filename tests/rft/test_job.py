@@ -2,13 +2,244 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from toy_job import ToySampler, final_set, parts, run, toy_tasks
+import msgspec
+import pytest
+from toy_job import ToySampler, ToyVerifier, final_set, parts, run, sections, toy_tasks
+
+from rft.run import BACKLOG_PER_WORKER, JudgeGoneError, SamplerGoneError
+from rft.samplers.sampler import Completion, Refused, Request
+from rft.store import Store
+from rft.tasks.task import Check, Task
+from supervisor.protocol.attempt import ExitKind
+from supervisor.protocol.events import read_events
+from supervisor.protocol.heartbeat import read_heartbeat
+from supervisor.protocol.paths import RunPaths
+from trainer.data.messages import Message
+from trainer.errors import CheckpointIncompatibleError, DataProblemError, StopRequestedError
+
+FIXED = {"budget": {"adaptive": False}}
 
 
+def events(run_dir: Path, kind: str) -> list[Any]:
+    return [event for event in read_events(RunPaths(run_dir).events) if event.kind == kind]
+
+
+# proves RFT-1, RFT-5
 def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
-    report = run(tmp_path, parts(toy_tasks(20), ToySampler()))
-    assert report.kind == "completed" and report.planned == report.done, report
+    sampler = ToySampler()
+    report = run(tmp_path, parts(toy_tasks(20), sampler))
+    assert report.kind is ExitKind.COMPLETED and report.planned == report.done and not report.stopped_early
     found = final_set(tmp_path)
-    print(len(found), report)
+    assert report.done["steps"] == len(found) == len(sampler.asked) < 20 * 8 and report.done["rows"] == 20
+    assert sampler.closed
+    per_task = Counter(task for task, *_ in found)
+    assert per_task["sums/4"] <= 4, "always solved: stopped early"
+    assert per_task["sums/0"] == 8, "never solved, but too few samples to call it hopeless"
+    assert all(outcome in ("accepted", "rejected") for *_, outcome in found)
+    beat = read_heartbeat(RunPaths(tmp_path).attempt(1).heartbeat)
+    assert beat is not None and beat.step == beat.planned_steps == len(found)
+    assert events(tmp_path, "plan")[0].data["planned_steps"] == 160
+    last = events(tmp_path, "progress")[-1]
+    assert last.step == len(found) and "accepted/s" in last.message and last.data["tokens_seen"] == report.done["tokens"]
+    assert events(tmp_path, "corpus")[0].data["tasks"] == 20
+
+
+def test_without_adaptive_budget_every_task_gets_all_samples(tmp_path: Path) -> None:
+    report = run(tmp_path, parts(toy_tasks(5), ToySampler()), sections(**FIXED))
+    assert report.done["steps"] == 40
+    assert Counter(task for task, *_ in final_set(tmp_path)) == Counter({f"sums/{at}": 8 for at in range(5)})
+
+
+# proves RFT-4: lost again and again, the same samples in the end
+def test_a_job_that_loses_its_sampler_goes_on_and_ends_with_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rft.scheduler.PILOT_TASKS", 12)
+    run(tmp_path / "whole", parts(toy_tasks(40), ToySampler()))
+    attempt, asked = 0, 0
+    while True:
+        attempt += 1
+        sampler = ToySampler(room=5 + attempt % 7, lost_after=30)
+        try:
+            run(tmp_path / "lost", parts(toy_tasks(40), sampler), number=attempt)
+        except SamplerGoneError as error:
+            assert error.kind is ExitKind.PROGRAM_ERROR and "gone" in str(error)
+            asked += len(sampler.asked)
+        else:
+            asked += len(sampler.asked)
+            break
+    assert attempt > 3
+    assert final_set(tmp_path / "lost") == final_set(tmp_path / "whole")
+    assert asked < 1.5 * len(final_set(tmp_path / "whole"))
+
+
+def test_stored_samples_without_verdict_are_judged_and_not_drawn_again(tmp_path: Path) -> None:
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), sections(**FIXED))
+    before = final_set(tmp_path)
+    with Store.open(tmp_path) as store, store.batch():
+        store._db.execute("UPDATE sample SET outcome = NULL, key = NULL WHERE place IN (1, 3)")
+        store._db.execute("DELETE FROM verdict WHERE place IN (1, 3)")
+    sampler, judge = ToySampler(), ToyVerifier()
+    run(tmp_path, parts(toy_tasks(5), sampler, judge), sections(**FIXED), number=2)
+    assert sampler.asked == [] and len(judge.judged) == 10
+    assert final_set(tmp_path) == before
+
+
+def test_a_complete_job_needs_no_sampler(tmp_path: Path) -> None:
+    run(tmp_path, parts(toy_tasks(5), ToySampler()))
+
+    class Unusable(ToySampler):
+        def start(self) -> Any:
+            raise AssertionError("it was started")
+
+    assert run(tmp_path, parts(toy_tasks(5), Unusable()), number=2).kind is ExitKind.COMPLETED
+
+
+# proves RFT-4: a run directory belongs to one job
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"job": sections(seed=8)}, "seed was 7 and is 8 now. Put it back, start in a new --run-dir"),
+        ({"job": sections(sampling={"temperature": 0.5})}, "sampling was .* --accept-change sampling"),
+        ({"sampler": ToySampler(digest="d2")}, "sampler.model was .*d1 and is .*d2 now.* --accept-change sampler"),
+        ({"verifier": ToyVerifier("v2")}, "verifiers was sums: toy v1 and is sums: toy v2 now"),
+        ({"tasks": toy_tasks(31)}, r"tasks was 30 tasks, .* and is 31 tasks, .* --accept-change tasks"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    def go(number: int, **given: Any) -> Any:
+        made = parts(given.get("tasks", toy_tasks(30)), given["sampler"], given.get("verifier"))
+        return run(tmp_path, made, given.get("job"), number, given.get("accepted", ()))
+
+    with pytest.raises(SamplerGoneError):
+        go(1, sampler=ToySampler(lost_after=10))
+    with pytest.raises(CheckpointIncompatibleError, match=message):
+        go(2, **{"sampler": ToySampler(), **changed})
+    name = message.split(".")[0].split(" ")[0]
+    accepted = {"sampler": ToySampler(), **changed, "accepted": (name,)}
+    if name == "seed":
+        with pytest.raises(CheckpointIncompatibleError):
+            go(3, **accepted)
+        return
+    assert go(3, **accepted).kind is ExitKind.COMPLETED
+    assert "as accepted" in events(tmp_path, "change_accepted")[0].message
+    with Store.read(tmp_path) as store:
+        assert [entry[1].split(".")[0] for entry in store.changes()] == [name]
+
+
+def test_a_task_that_changed_under_its_id_is_refused_even_when_accepted(tmp_path: Path) -> None:
+    with pytest.raises(SamplerGoneError):
+        run(tmp_path, parts(toy_tasks(30), ToySampler(lost_after=10)))
+    other = toy_tasks(30, chance=lambda at: 0.5)
+    with pytest.raises(DataProblemError, match=r"toy.jsonl:1: task sums/0 is another one than before"):
+        run(tmp_path, parts(other, ToySampler()), number=2, accepted=("tasks",))
+
+
+def test_tasks_that_went_keep_their_samples_but_count_no_more(tmp_path: Path) -> None:
+    run(tmp_path, parts(toy_tasks(6), ToySampler()), sections(**FIXED))
+    report = run(tmp_path, parts(toy_tasks(4), ToySampler()), sections(**FIXED), number=2, accepted=("tasks",))
+    assert report.done["steps"] == 32 and len(final_set(tmp_path)) == 32
+    with Store.read(tmp_path) as store:
+        assert store.totals().samples == 48
+
+
+# proves RFT-7
+def test_a_cap_ends_the_job_in_good_order(tmp_path: Path) -> None:
+    job = sections(spend={"max_completion_tokens": 100, "price_per_million_completion_tokens": 2e4})
+    sampler = ToySampler(room=4)
+    report = run(tmp_path, parts(toy_tasks(50), sampler), job)
+    assert report.kind is ExitKind.COMPLETED and report.planned == report.done
+    assert "spend.max_completion_tokens allows 100" in report.stopped_early and report.stopped_early.endswith(".")
+    assert report.planned_at_first["rows"] == 50 and f"cost {report.done['tokens'] * 0.02:.2f}" in report.message
+    assert 100 <= report.done["tokens"] < 300
+    found = final_set(tmp_path)
+    assert len(found) == len(sampler.asked) and all(outcome for *_, outcome in found), "what was paid for is judged"
+    again = run(tmp_path, parts(toy_tasks(50), ToySampler()), job, number=2)
+    assert again.stopped_early and len(final_set(tmp_path)) == len(found), "the cap holds over all attempts"
+
+
+# proves RFT-4, RFT-8: what a judge cannot say is no rejection
+def test_samples_that_the_judge_fails_on_are_left_unscored_and_said(tmp_path: Path) -> None:
+    judge = ToyVerifier(fails=lambda task, text: task.id == "sums/4" and text != task.gold and bool(text.strip("`\n")))
+    report = run(tmp_path, parts(toy_tasks(5), ToySampler(), judge), sections(**FIXED))
+    unscored = [row for row in final_set(tmp_path) if row[-1] == "error"]
+    assert unscored and f"{len(unscored)} left unscored, the judge failed on them" in report.message
+    assert report.kind is ExitKind.COMPLETED
+    tried = Counter(text for task, text in judge.judged if task == "sums/4")
+    assert max(tried.values()) >= 3, "each was tried again"
+    well = ToyVerifier()
+    again = run(tmp_path, parts(toy_tasks(5), ToySampler(), well), sections(**FIXED), number=2)
+    assert "unscored" not in again.message and not [row for row in final_set(tmp_path) if row[-1] == "error"]
+
+
+def test_judges_that_only_fail_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rft.judging.PAUSES", (0.0, 0.0))
+    broken = ToyVerifier(fails=lambda task, text: text != task.gold and bool(text.strip("`\n")))
+    with pytest.raises(JudgeGoneError, match=r"the judge toy failed on 16 samples in a row: no sandbox \(it is broken\)"):
+        run(tmp_path, parts(toy_tasks(24), ToySampler(), broken), sections(**FIXED))
+    report = run(tmp_path, parts(toy_tasks(24), ToySampler()), sections(**FIXED), number=2)
+    assert report.done["steps"] == 192 and "unscored" not in report.message
+
+
+# proves RFT-7: found out before a token is spent
+def test_tasks_whose_gold_answer_is_rejected_are_refused_before_sampling(tmp_path: Path) -> None:
+    tasks = toy_tasks(5)
+    tasks[2] = msgspec.structs.replace(tasks[2], gold="5")
+    sampler = ToySampler()
+    with pytest.raises(DataProblemError, match=r"sums/2 \(toy.jsonl:3\): its gold answer: wrong answer"):
+        run(tmp_path, parts(tasks, sampler))
+    tasks[2] = Task("sums/2", "sums", (Message("user", "?"),), Check("toy", {}))
+    with pytest.raises(DataProblemError, match="sums/2.*has no answer"):
+        run(tmp_path / "b", parts(tasks, sampler))
+    assert sampler.asked == []
+
+
+def test_a_prompt_that_is_too_long_costs_its_task_only(tmp_path: Path) -> None:
+    tasks = toy_tasks(5)
+    tasks[1] = msgspec.structs.replace(tasks[1], messages=(Message("user", "What is 1 + 1? too long 1.0"),))
+    report = run(tmp_path, parts(tasks, ToySampler()))
+    assert report.kind is ExitKind.COMPLETED and report.planned == report.done
+    assert "2 never drawn, the sampler refused them" in report.message
+
+
+# proves RFT-4: asked to stop, what arrives in time is stored
+def test_a_job_that_is_asked_to_stop_stores_what_is_on_its_way(tmp_path: Path) -> None:
+    class Stopped(ToySampler):
+        def wait(self, seconds: float) -> list[Completion | Refused]:
+            if len(self.asked) == 24:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().wait(seconds)
+
+    sampler = Stopped()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(StopRequestedError, match="asked to stop; .* the same command goes on"):
+            run(tmp_path, parts(toy_tasks(100), sampler))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = final_set(tmp_path)
+    assert found and len(found) == len(sampler.asked) and all(outcome for *_, outcome in found)
+    assert sampler.closed
+
+
+def test_nothing_is_asked_for_while_the_judges_are_behind(tmp_path: Path) -> None:
+    judge = ToyVerifier(seconds=0.01)
+    most = 0
+
+    class Watched(ToySampler):
+        def submit(self, requests: Sequence[Request]) -> None:
+            nonlocal most
+            most = max(most, len(self.asked) - (len(judge.judged) - gold))
+            super().submit(requests)
+
+    gold = 3 * 10  # judgements before the first sample: gold and empty answers
+    sampler = Watched(room=4)
+    run(tmp_path, parts(toy_tasks(10), sampler, judge), sections(judge={"workers": 1}, **FIXED))
+    assert len(sampler.asked) == 80 and 0 < most <= BACKLOG_PER_WORKER + 4 + 1

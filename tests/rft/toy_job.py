@@ -3,7 +3,6 @@ verifier that compares. Run as a program it is ``python -m rft`` with these part
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 import time
@@ -74,14 +73,18 @@ class ToySampler:
         time.sleep(self._seconds)
         if self._lost_after is not None and len(self.asked) > self._lost_after:
             raise SamplerLostError("the toy sampler is gone")
-        at = hashlib.sha256(str(len(self.asked)).encode()).digest()[0] % len(self._waiting)  # in no particular order
-        request = self._waiting.pop(at)
+        dice = random.Random(len(self.asked) * 1000 + len(self._waiting))
+        dice.shuffle(self._waiting)  # in no particular order, a few at a time
+        ready, self._waiting = self._waiting[:4], self._waiting[4:]
+        return [self._drawn(request) for request in ready]
+
+    def _drawn(self, request: Request) -> Completion | Refused:
         if "too long" in request.messages[-1].content:
-            return [Refused(request.task_id, request.index, request.seed, "the prompt is longer than the window")]
+            return Refused(request.task_id, request.index, request.seed, "the prompt is longer than the window")
         text = drawn(request)
         ids = tuple(text.encode())
         what, logprobs = (request.task_id, request.index, request.seed), tuple(-0.5 for _ in ids)
-        return [Completion(*what, text, ids, logprobs, "stop", 10, len(ids), 0.0)]
+        return Completion(*what, text, ids, logprobs, "stop", 10, len(ids), 0.0)
 
     def close(self) -> None:
         self.closed = True
