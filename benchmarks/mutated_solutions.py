@@ -18,7 +18,7 @@ OPERATIONS = {
 
 
 def completions(problem: dict[str, Any], count: int) -> list[str]:
-    """``count`` bodies for a problem: its reference solution with one thing changed in each (some changes do no harm)."""
+    """``count`` bodies for a problem: its reference solution with one thing changed in each."""
     draw = random.Random(problem["task_id"])
     whole = ast.parse(problem["prompt"] + problem["canonical_solution"])
     places = [place for place, node in enumerate(ast.walk(whole)) if _changes(node)]

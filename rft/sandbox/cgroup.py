@@ -55,8 +55,9 @@ class Group:
         return ["/bin/sh", "-c", f'PLACES="{" ".join(places)}"; {_ENTER}', "sh", *command]
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group for its memory since the limit was set."""
-        return self._kills() > self._kills_before
+        """Whether the kernel has killed a process of the group for memory since the limit was set, or this asked."""
+        before, self._kills_before = self._kills_before, self._kills()
+        return self._kills_before > before
 
     def _kills(self) -> int:
         folder = self.folders.get("memory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import secrets
 import signal
 import socket
@@ -31,6 +30,8 @@ _READY_SECONDS = 120.0
 _END_SECONDS = 20.0
 _TESTS_PATIENCE_SECONDS = 1.0
 """For tests to notice that their program has ended."""
+_CPU_SLACK_SECONDS = 0.2
+"""The kernel looks at processor time from tick to tick."""
 _MAX_RUNS = 500
 """Of tests in one process."""
 _TEMPLATE_BYTES = 128 * _MIB
@@ -76,9 +77,10 @@ class Judges:
     ) -> None:
         self._limits, self._isolation, self._packages, self._workers = limits, isolation, tuple(packages), workers
         self._groups = cgroup.Groups()
-        self._idle: queue.LifoQueue[_Pair | None] = queue.LifoQueue()
+        self._idle: list[_Pair | None] = []
         self._all: set[_Pair] = set()
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
         # A sandbox dies with the thread that has started it, so that needs to be one that lives as long as this.
         self._starter: ThreadPoolExecutor | None = None
 
@@ -86,9 +88,8 @@ class Judges:
         """Raises SandboxError."""
         if self._starter is None:
             self._starter = ThreadPoolExecutor(1, thread_name_prefix="judges")
-            for _ in range(self._workers - 1):
-                self._idle.put(None)  # started when there is work for it
-            self._idle.put(self._new())
+            first = self._new()
+            self._idle = [*[None] * (self._workers - 1), first]  # the others are started when there is work for them
 
     def close(self) -> None:
         with self._lock:
@@ -96,7 +97,6 @@ class Judges:
             starter, self._starter = self._starter, None
         for pair in pairs:
             pair.close()
-        self._idle = queue.LifoQueue()
         if starter is not None:
             starter.shutdown()
         self._groups.close()
@@ -104,17 +104,32 @@ class Judges:
     def judge(self, check: str, source: str) -> Finding:
         """The finding about ``source`` by the tests of ``check`` (JSON); waits for a free pair. Raises SandboxError
         when the sandboxes cannot be started, LostError when they were lost on the way."""
-        pair = self._idle.get()
+        pair = self._take(check)
         try:
             if pair is None:
                 pair = self._new()
             finding = pair.judge(check, source)
         except BaseException:
             self._discard(pair)
-            self._idle.put(None)
+            self._free(None)
             raise
-        self._idle.put(pair)
+        self._free(pair)
         return finding
+
+    def _take(self, check: str) -> _Pair | None:
+        """A free pair, best one that has these tests already; None for a free place without one."""
+        with self._freed:
+            while not self._idle:
+                self._freed.wait()
+            known = [pair for pair in self._idle if pair is not None and pair.check == check]
+            pair = known[0] if known else self._idle[-1]
+            self._idle.remove(pair)
+            return pair
+
+    def _free(self, pair: _Pair | None) -> None:
+        with self._freed:
+            self._idle.append(pair) if pair is not None else self._idle.insert(0, pair)
+            self._freed.notify()
 
     def _new(self) -> _Pair:
         with self._lock:
@@ -280,6 +295,7 @@ class _Warm:
         return answer
 
     def out_of_memory(self) -> bool:
+        """Whether a process was killed for memory since this was last asked."""
         return self._group.ran_out_of_memory()
 
     def close(self) -> None:
@@ -336,32 +352,35 @@ def _finding(
     out_of_memory: bool,
 ) -> Finding:
     """Raises LostError for a report that is none."""
-    killed = -program["code"] if program["code"] < 0 and not program["asked"] else None
-    if killed == signal.SIGKILL and program["cpu"] >= limits.cpu_seconds - 0.5:
+    if said is not None:
+        try:
+            found = json.loads(said)
+        except ValueError:
+            raise LostError("the tests' process ended within its report") from None
+        if found.get("nonce") != nonce:
+            raise LostError("the report is not about this run")
+        finding = Finding(
+            found["outcome"], found["reason"], found.get("diagnostic", ""), found.get("passed"), found.get("expected")
+        )
+        # Counted by the tests' process and once more here: nothing but all of them is a pass.
+        if finding.outcome == "accepted" and not (finding.passed and finding.passed == finding.expected):
+            raise LostError("the report contradicts itself")
+        if finding.reason != "ends its process":
+            return finding
+    killed = -program["code"] if program["code"] < 0 else None
+    if killed == signal.SIGKILL and program["cpu"] >= limits.cpu_seconds - _CPU_SLACK_SECONDS:
         return Finding("timeout", "processor time used up", f"more than {limits.cpu_seconds} s of processor time")
     if said is None:
         return Finding("timeout", "time used up", f"no verdict after {limits.seconds:g} s")
-    try:
-        found = json.loads(said)
-    except ValueError:
-        raise LostError("the tests' process ended within its report") from None
-    if found.get("nonce") != nonce:
-        raise LostError("the report is not about this run")
-    finding = Finding(
-        found["outcome"], found["reason"], found.get("diagnostic", ""), found.get("passed"), found.get("expected")
-    )
-    if finding.outcome == "rejected" and finding.reason == "ends its process":
-        return Finding("rejected", _how(killed, out_of_memory), finding.diagnostic, finding.passed, finding.expected)
-    # Counted by the tests' process and once more here: nothing but all of them is a pass.
-    if finding.outcome == "accepted" and not (finding.passed and finding.passed == finding.expected):
-        raise LostError("the report contradicts itself")
-    return finding
+    reason = _how(killed, out_of_memory)
+    return Finding("rejected", reason, finding.diagnostic, finding.passed, finding.expected)
 
 
 def _how(killed: int | None, out_of_memory: bool) -> str:
+    """Which way a process ended before its tests did."""
     if out_of_memory:
         return "memory used up"
-    if killed is None:
+    if killed is None or killed == signal.SIGKILL:  # which may have been the judge's, a moment later
         return "ends its process"
     return f"crashes ({signal.Signals(killed).name})" if killed in _NAMED else "crashes"
 

@@ -77,6 +77,7 @@ def main(link: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
+    os.close(nowhere)
     channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
     peer = Program().peer(channel)
     printed = _Printed()

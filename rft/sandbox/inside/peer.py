@@ -87,7 +87,10 @@ class Remote:
         object.__setattr__(self, "_mens_kind", kind)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._mens_peer.ask("call", self._mens_number, arguments, named)
+        peer = self._mens_peer
+        peer.last_call = (arguments, named)
+        peer.last_answer = peer.ask("call", self._mens_number, arguments, named)
+        return peer.last_answer
 
     def __iter__(self) -> Any:
         return self if self._mens_manner == "iterator" else self._mens_peer.ask("iter", self._mens_number)
@@ -158,6 +161,8 @@ class Peer:
         self.error: BaseException | None = None
         """The last exception that came from the other side, and its traceback there."""
         self.trace = ""
+        self.last_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.last_answer: Any = None
         self.take_printed: Callable[[], str] = lambda: ""
         self.print_theirs: Callable[[str], object] = lambda _: None
         self._served = served
@@ -236,6 +241,10 @@ class Peer:
             self.channel.send(["no value", str(error), [], self.take_printed()])
         except RecursionError:
             self.channel.send(["no value", "it is nested too deeply", [], self.take_printed()])
+        except (GoneError, MalformedError):
+            raise
+        except Exception as error:  # noqa: BLE001  (an object that only pretends to be what it is taken for)
+            self.channel.send(["no value", f"{type(error).__name__} while it was handed over", [], self.take_printed()])
 
     def not_comparable(self, kind: str) -> Exception:
         self.no_value = f"an answer of type {kind} was compared: it is no value that can be handed over"

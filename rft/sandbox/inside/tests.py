@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rft.sandbox.inside.peer import Channel, GoneError, Peer, trace_of
+from rft.sandbox.inside.peer import Channel, GoneError, Peer, Remote, trace_of
 from rft.sandbox.inside.values import MalformedError, NoValueError
 
 LENGTH = struct.Struct(">I")
@@ -48,7 +48,7 @@ class Step:
 class Suite:
     """A task's tests, compiled. ``check``: the code that defines ``check``, instead of ``steps``. ``asserts``: how many
     assertions a run of ``check`` passes, None where that can't be told from its text. ``wanted``: names that the
-    program has to or may define. ``shared``: classes of the prompt."""
+    program has to or may define. ``shared``: classes of the prompt. ``source``: of ``check``."""
 
     prefix: types.CodeType | None
     setup: types.CodeType | None
@@ -58,6 +58,7 @@ class Suite:
     entry_point: str | None
     wanted: tuple[str, ...]
     shared: tuple[str, ...]
+    source: str
 
 
 def prepared(text: str) -> Suite:
@@ -107,6 +108,7 @@ def prepared(text: str) -> Suite:
         entry_point,
         tuple(wanted),
         tuple(name for name in shared if name != entry_point),
+        tests if isinstance(tests, str) else "",
     )
 
 
@@ -233,8 +235,23 @@ class Run:
         if error is self.peer.error:
             return self._finding("rejected", f"raises {type(error).__name__}", expected, self.peer.trace)
         reason = "assertion failed" if isinstance(error, AssertionError) else f"test raises {type(error).__name__}"
-        where = step.text if step is not None else _line_of(error)
-        return self._finding("rejected", reason, expected, f"{_short(where)}\n{_told(error)}".strip())
+        where = step.text if step is not None else self._line_of(error)
+        lines = [_short(where), self._last_call(), _short(trace_of(error.with_traceback(None)))]
+        return self._finding("rejected", reason, expected, "\n".join(line for line in lines if line).strip())
+
+    def _line_of(self, error: BaseException) -> str:
+        """The line of the tests that an exception comes from."""
+        frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+        numbers = [frame.lineno for frame in frames if frame.filename == _FILE and frame.lineno]
+        lines = self.suite.source.splitlines()
+        return lines[numbers[-1] - 1].strip() if numbers and numbers[-1] <= len(lines) else ""
+
+    def _last_call(self) -> str:
+        if self.peer.last_call is None:
+            return ""
+        arguments, named = self.peer.last_call
+        given = ", ".join([*map(_shown, arguments), *(f"{name}={_shown(value)}" for name, value in named.items())])
+        return f"the last call, with ({_short(given)}), gave {_shown(self.peer.last_answer)}"
 
     def _finding(self, outcome: str, reason: str, expected: int | None, diagnostic: str = "") -> dict[str, Any]:
         return {
@@ -380,15 +397,13 @@ def _agrees(wanted: str, got: str) -> bool:
     return type(expected) is type(value) and bool(expected == value)
 
 
-def _line_of(error: BaseException) -> str:
-    """The line of the tests that an exception comes from."""
-    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    numbers = [frame.lineno for frame in frames if frame.filename == _FILE and frame.lineno]
-    return f"line {numbers[-1]} of the tests" if numbers else "the tests"
-
-
-def _told(error: BaseException) -> str:
-    return _short(trace_of(error.with_traceback(None)))
+def _shown(value: Any) -> str:
+    if isinstance(value, Remote):
+        return "an object"
+    try:
+        return _short(repr(value))
+    except Exception as error:  # noqa: BLE001  (its parts may be the program's)
+        return f"what cannot be shown ({type(error).__name__})"
 
 
 def _short(text: str) -> str:

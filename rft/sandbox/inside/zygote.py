@@ -135,8 +135,7 @@ def _watch(child: int, control: socket.socket, bare: bool) -> dict[str, Any]:
         waiting = select.poll()
         waiting.register(ended, select.POLLIN)
         waiting.register(control, select.POLLIN)
-        asked = control.fileno() in {descriptor for descriptor, _ in waiting.poll()}
-        if asked:
+        if control.fileno() in {descriptor for descriptor, _ in waiting.poll()}:
             if not _hear(control)[0]:
                 os._exit(0)  # the other side is gone: so is everything here
             with contextlib.suppress(ProcessLookupError):
@@ -146,7 +145,7 @@ def _watch(child: int, control: socket.socket, bare: bool) -> dict[str, Any]:
     _, status, usage = os.wait4(child, 0)
     if bare:
         _end_descendants(child)
-    return {"code": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime, "asked": asked}
+    return {"code": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime}
 
 
 def _end_descendants(leader: int) -> None:
