@@ -143,7 +143,7 @@ def _task(
         messages=(Message("user", code_prompt(prompt)),),
         check=Check(
             section.verifier.name if section.verifier else VERIFIER,
-            {"tests": list(tests), "entry_point": node.name, "prefix": prompt, "without": [".".join(module.parts)]},
+            {"tests": list(tests), "entry_point": node.name, "prefix": prompt},
         ),
         gold=fenced(needed + answer),
         cluster=module.as_posix(),

@@ -98,15 +98,6 @@ def entry(generator: Any, name: str, index: int) -> dict[str, Any]:
     return found
 
 
-def problem(name: str, params: Mapping[str, Any]) -> str | None:
-    """Why this generator cannot be used with these parameters, in a sentence; None when it can."""
-    try:
-        entry(dataset(name, params, 0, 1), name, 0)
-    except GymError as error:
-        return str(error)
-    return None
-
-
 def _registry() -> Mapping[str, tuple[Any, Any]]:
     load()
     found: Mapping[str, tuple[Any, Any]] = importlib.import_module(f"{PACKAGE}.factory").DATASETS

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from rft.config import TaskSourceSection, TasksSection
-from rft.tasks import gym_package
 from rft.tasks.bench import bench_tasks
 from rft.tasks.declarations import CHOICES, EXAMPLES, Passed, declaration_tasks
 from rft.tasks.files import matching_files
+from rft.tasks.gym_package import GymError
+from rft.tasks.gym_process import problem
 from rft.tasks.humaneval import INSTALL, humaneval_tasks
 from rft.tasks.jsonl import read_tasks
 from rft.tasks.leakage import Leakage
@@ -145,7 +146,7 @@ def _gym(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[
     asked = Asked()
     try:
         yield from gym_tasks(section, seed, asked)
-    except gym_package.GymError as error:
+    except GymError as error:
         raise InputError(f"tasks.sources: {section.name}: {error}.") from error
     finally:
         if asked.repeated:
@@ -240,8 +241,8 @@ def _first_task_problems(section: TaskSourceSection, at: str) -> list[Problem]:
     if section.type == "declarations":
         return []
     if section.type == "reasoning_gym":
-        problem = gym_package.problem(str(section.dataset), section.params)
-        return [Problem(f"{at}.dataset", problem)] if problem else []
+        found = problem(str(section.dataset), section.params)
+        return [Problem(f"{at}.dataset", found)] if found else []
     if section.type == "jsonl":
         try:
             matching_files(str(section.path))

@@ -9,6 +9,7 @@ already it does not ask again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.config import TaskSourceSection
-from rft.tasks import gym_package
+from rft.tasks.gym_process import entries
 from rft.tasks.task import Check, Task
 from trainer.data.messages import Message
 
@@ -54,17 +55,10 @@ def gym_tasks(section: TaskSourceSection, seed: int, asked: Asked | None = None)
     start = int.from_bytes(_digest(f"{seed}\0{section.name}")[:8], "big") % chunks
     seen: set[bytes] = set()
     stale = 0
-    for number in range(chunks):
-        first = begin + (start + number) % chunks * CHUNK
-        generator = gym_package.dataset(section.dataset, section.params, first, CHUNK)
-        for index in range(CHUNK):
-            if len(seen) == section.max_tasks:
-                return
-            if stale == PATIENCE:
-                asked.exhausted = True
-                return
+    firsts = [begin + (start + chunk) % chunks * CHUNK for chunk in range(chunks)]
+    with contextlib.closing(entries(section.dataset, section.params, firsts, CHUNK)) as found:
+        for number, entry in found:
             stale += 1
-            entry = _plain(gym_package.entry(generator, section.dataset, index), section.dataset)
             digest = _digest(str(entry["question"]))
             if is_held_out(digest) != (section.range == "held_out"):
                 asked.other_range += 1
@@ -73,7 +67,11 @@ def gym_tasks(section: TaskSourceSection, seed: int, asked: Asked | None = None)
             else:
                 stale = 0
                 seen.add(digest[:16])
-                yield _task(section, first + index, entry)
+                yield _task(section, number, entry)
+            if len(seen) == section.max_tasks:
+                return
+            if stale == PATIENCE:
+                break
     asked.exhausted = True
 
 
@@ -100,22 +98,6 @@ def _task(section: TaskSourceSection, number: int, entry: dict[str, Any]) -> Tas
         cluster=cluster,
         metadata={"dataset": section.dataset, "number": number},
     )
-
-
-def _plain(entry: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """An entry as JSON values: what its scorer gets back after it was stored. Raises GymError."""
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(entry, default=_number, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise gym_package.GymError(f"an entry of the generator {dataset} cannot be stored as JSON: {error}") from error
-    return found
-
-
-def _number(value: Any) -> Any:
-    """numpy's numbers and arrays."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 def _digest(text: str) -> bytes:
