@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rft.sandbox.inside
+from rft.sandbox.inside.confine import KEPT, below_tmp
 
 INSIDE = "/run/mens"
 """Where the programs of :mod:`rft.sandbox.inside` are, in a sandbox."""
@@ -76,7 +77,8 @@ def command(
     if not runs_as_root():
         line += ["--unshare-user", "--uid", str(_INSIDE_USER), "--gid", str(_INSIDE_USER)]
     # Folders that bubblewrap makes on the way to others would be closed to the plain user.
-    inner = (*readable, _INSIDE_FOLDER, *_FROM_ETC, "/dev/null")
+    readable = list(dict.fromkeys(readable))
+    inner = (*readable, *(f"{KEPT}{folder}" for folder in below_tmp(readable)), _INSIDE_FOLDER, *_FROM_ETC, "/dev/null")
     for folder in sorted({str(above) for path in inner for above in Path(path).parents}):
         if folder != "/" and not folder.startswith("/usr"):
             line += ["--perms", "0755", "--dir", folder]
@@ -95,6 +97,8 @@ def command(
     for folder in readable:
         if not folder.startswith("/usr/") or not whole_system:
             line += ["--ro-bind", folder, folder]
+    for folder in below_tmp(readable):
+        line += ["--ro-bind", folder, f"{KEPT}{folder}"]
     line += ["--ro-bind", str(Path(rft.sandbox.inside.__file__).parent), _INSIDE_FOLDER]
     for device in _DEVICES:
         line += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]

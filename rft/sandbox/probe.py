@@ -108,7 +108,8 @@ def probe() -> Isolated:
 
 
 def _homes() -> list[str]:
-    return sorted({"/home", "/root", str(Path.home())} - set(_with_interpreter()))
+    own = os.path.expanduser("~")  # noqa: PTH111  (which stays so where nobody knows it)
+    return sorted({"/home", "/root", own} - {"~", *_with_interpreter()})
 
 
 def _with_interpreter() -> list[str]:

@@ -154,6 +154,7 @@ class Sandbox:
                 "argv": list(argv),
                 "environment": _environment(toolchains, home, str(Path(work).parent)) | dict(environment),
                 "folder": work,
+                "readable": self._readable(toolchains),
                 "bounds": asdict(bounds),
                 "files": [[name, len(content)] for name, content in files.items()],
             }
@@ -198,12 +199,15 @@ class Sandbox:
         seconds = time.monotonic() - begun
         return _ran(ending, streams, stopped_for, seconds, limits, group.ran_out_of_memory())
 
+    def _readable(self, toolchains: Sequence[Path]) -> list[str]:
+        return [*self._interpreter.folders, *(os.path.abspath(folder) for folder in toolchains)]  # noqa: PTH100
+
     def _command(self, spec: int, report: int, info: int, toolchains: Sequence[Path]) -> list[str]:
         root = str(Path(confine.__file__).parents[3]) if self._bare else bubblewrap.INSIDE
         python = [self._interpreter.program, "-I", "-S", "-c", _start(root, "init"), str(spec), str(report)]
         if self._bare:
             return python
-        readable = [*self._interpreter.folders, *(str(folder) for folder in toolchains)]
+        readable = self._readable(toolchains)
         return bubblewrap.command(python, readable=readable, whole_system=True, processes_visible=True, info=info)
 
 

@@ -20,6 +20,8 @@ from rft.sandbox.inside import seccomp
 TMP = "/tmp"
 WORK = "/tmp/work"
 HOME = "/tmp/home"
+KEPT = "/run/mens/kept"
+"""Below here a sandbox has once more what it was given to read below /tmp, which gets covered."""
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_BIND, _MS_PRIVATE = 2, 4, 16384, 4096, 1 << 18
 _CLONE_NEWNS = 0x00020000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
@@ -73,15 +75,24 @@ def own_mounts() -> list[Call]:
     return [(_LIBC.unshare, (_CLONE_NEWNS,), "a namespace of mounts")]
 
 
-def fresh_tmp(bounds: Bounds, user: int | None) -> list[Call]:
-    """An empty /tmp of bounded size and number of files, also reachable as /dev/shm, for ``user`` alone."""
+def below_tmp(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if Path(folder).is_relative_to(TMP)]
+
+
+def fresh_tmp(bounds: Bounds, user: int | None, readable: Sequence[str]) -> list[Call]:
+    """An empty /tmp of bounded size and number of files, also reachable as /dev/shm, for ``user`` alone; but for those
+    of the ``readable`` folders that lie in it."""
     owner = "" if user is None else f",uid={user},gid={user}"
     options = f"size={bounds.tmp_bytes},nr_inodes={bounds.files + 2},mode=0700{owner}"
     tmp = TMP.encode()
-    return [
+    calls: list[Call] = [
         (_LIBC.mount, (b"tmpfs", tmp, b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()), "its /tmp"),
         (_LIBC.mount, (tmp, b"/dev/shm", None, _MS_BIND, None), "its /dev/shm"),
     ]
+    for folder in below_tmp(readable):
+        calls.append((os.makedirs, (folder, 0o755, True), "its /tmp"))
+        calls.append((_LIBC.mount, (f"{KEPT}{folder}".encode(), folder.encode(), None, _MS_BIND, None), folder))
+    return calls
 
 
 def put_files(files: dict[str, bytes], folder: str, owner: int | None) -> None:

@@ -45,7 +45,7 @@ def _run(spec: dict[str, Any], files: dict[str, bytes], bounds: Bounds) -> dict[
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     else:
         confine.bar_capabilities()
-        confine.perform([*confine.private_mounts(), *confine.fresh_tmp(bounds, bounds.user)])
+        confine.perform([*confine.private_mounts(), *confine.fresh_tmp(bounds, bounds.user, spec["readable"])])
         confine.put_folders([folder, confine.HOME], bounds.user)
         with contextlib.suppress(OSError):  # only a preference, and not allowed everywhere
             Path("/proc/self/oom_score_adj").write_text("500")

@@ -95,9 +95,9 @@ def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None
     user = _FIRST_USER + secrets.randbelow(_USERS) if own_ids is not None and os.geteuid() == 0 else None
     # The first process of a namespace is not touched by the signal of a soft limit, and killed at the hard one.
     calls = [*confine.surrender(bounds, user, grace=0)]
-    calls += [(os.closerange, (3, line), "closed files"), (os.closerange, (line + 1, _MANY), "closed files")]
+    calls += [(os.closerange, between, "closed files") for between in ((3, line), (line + 1, _MANY))]
     if own_ids is not None:
-        calls = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user), *calls, *confine.filtered(bounds)]
+        calls = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user, _readable()), *calls, *confine.filtered(bounds)]
         confine.perform([(_LIBC.unshare, (_CLONE_NEWPID,), "a namespace of processes")])
     child = -1
     try:
@@ -119,6 +119,10 @@ def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None
         os.write(2, f"{error}\n".encode())
     finally:
         os._exit(0)
+
+
+def _readable() -> list[str]:
+    return [*sys.argv[4:], sys.base_prefix, sys.base_exec_prefix]
 
 
 def _folder() -> str:
