@@ -83,7 +83,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
     found: dict[str, list[float]] = {"bare LLM.generate": [], **{kind: [] for kind in sections}}
     bare = subprocess.Popen(
         [str(environment.python), str(script), str(given), "1"],
-        env=process_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=process_environment(environment.cpu), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert bare.stdin is not None and bare.stdout is not None
     samplers: dict[str, Sampler] = {}

@@ -47,7 +47,7 @@ class Kept:
                     ",".join(str(number) for number in inherited), "--", *command,
                 ],
                 env=dict(environment),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,
                 pass_fds=inherited,

@@ -74,7 +74,7 @@ def _vllm_offline(section: SamplerSection) -> Program:
     return Program(
         name="vLLM engine",
         command=[str(environment.python), "-P", str(worker), frames.__file__],
-        environment=process_environment(),
+        environment=process_environment(environment.cpu),
         grace=GRACE_SECONDS,
         hint=hopeless,
         engine=lambda model: engine_arguments(section, environment.cpu, model),

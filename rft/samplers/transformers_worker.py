@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rft.config import SamplerSection
@@ -119,7 +119,7 @@ def _check_window(wanted: SamplerSection, longest: int) -> None:
 
 
 def _check_arithmetic(
-    model: torch.nn.Module, rows: Rows, probe: tuple[int, ...], dtype: torch.dtype, base: BaseModel
+    model: PreTrainedModel, rows: Rows, probe: tuple[int, ...], dtype: torch.dtype, base: BaseModel
 ) -> None:
     """Continue a probe both ways. Raises ConfigurationError for architectures that this sampler doesn't know."""
     inner = model.get_base_model() if isinstance(model, PeftModel) else model

@@ -90,13 +90,21 @@ def _python(section: SamplerSection) -> Path:
     )
 
 
-def process_environment() -> dict[str, str]:
-    """Ours, without what would lead that interpreter to our packages, and nothing fetched or sent.
+_ON_CPU = {
+    # By default a core is left idle, which is half of two.
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    # Helpers of its sampling would be compiled by g++ in the first request, which ends the engine where there is no
+    # compiler, or when a busy machine takes longer than the engine waits for a step.
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",
+}
 
-    On a processor vLLM leaves a core idle by default, of two cores half the machine.
-    """
+
+def process_environment(cpu: bool) -> dict[str, str]:
+    """Ours, without what would lead that interpreter to our packages, and nothing fetched or sent."""
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", **kept, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return {**(_ON_CPU if cpu else {}), **kept, **quiet}
 
 
 def engine_arguments(section: SamplerSection, cpu: bool, model_path: Path) -> dict[str, str | int | float | bool]:

@@ -166,7 +166,10 @@ class VllmServerSampler:
             self._folder = tempfile.TemporaryDirectory(prefix="mens-vllm-", dir="/tmp", ignore_cleanup_errors=True)
             socket = Path(self._folder.name, "http")
         self._kept = Kept(
-            self._command(socket, Path(known.model_path)), process_environment(), self._log, grace=GRACE_SECONDS
+            self._command(socket, Path(known.model_path)),
+            process_environment(self._environment.cpu),
+            self._log,
+            grace=GRACE_SECONDS,
         )
         self._asking = Asking(lambda: _client(socket), 4 * self._section.max_num_seqs, _PATIENCE)
         deadline = time.monotonic() + self._section.start_seconds

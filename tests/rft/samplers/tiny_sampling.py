@@ -38,7 +38,7 @@ def sample_all(
     sampler: Sampler, requests: Sequence[Request], after: Callable[[int], None] = lambda done: None
 ) -> list[Completion | Refused]:
     """Everything that ``requests`` give; ``after`` is told each time how many there are."""
-    left, found = list(requests), []
+    left, found = list(requests), list[Completion | Refused]()
     deadline = time.monotonic() + CAP_SECONDS
     while len(found) < len(requests):
         assert time.monotonic() < deadline, f"{len(found)} of {len(requests)} came"
