@@ -11,11 +11,12 @@ from rft.config import SamplerSection, SamplingSection
 from rft.samplers import frames
 from rft.samplers.openai_sampler import OpenAISampler
 from rft.samplers.renderer import PromptRenderer, prompt_renderer
+from rft.samplers.restarts import Announce
 from rft.samplers.sampler import Sampler, SamplerUnusableError
 from rft.samplers.settings import setting_problems
 from rft.samplers.vllm_env import engine_arguments, find_environment, hopeless, process_environment
 from rft.samplers.vllm_server import GRACE_SECONDS, VllmServerSampler
-from rft.samplers.worker_sampler import Announce, Program, WorkerSampler
+from rft.samplers.worker_sampler import Program, WorkerSampler
 from supervisor.protocol.paths import RunPaths
 from trainer.base_names import is_local
 

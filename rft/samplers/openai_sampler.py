@@ -15,6 +15,7 @@ import httpx2
 from rft.config import SamplerSection, SamplingSection
 from rft.samplers.asking import Answer, Asking, Declined, NoAnswer, Patience
 from rft.samplers.http_sampler import Dialect, MalformedError, Owed, Silence, choice_of, finish_of
+from rft.samplers.restarts import Announce
 from rft.samplers.sampler import (
     Completion,
     Refused,
@@ -23,7 +24,6 @@ from rft.samplers.sampler import (
     SamplerLostError,
     SamplerUnusableError,
 )
-from rft.samplers.worker_sampler import Announce
 from supervisor.redact import hide_secrets
 from trainer.data.messages import Message
 

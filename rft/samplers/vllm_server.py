@@ -16,6 +16,7 @@ from rft.samplers.effect import largest_difference
 from rft.samplers.http_sampler import Dialect, MalformedError, Owed, choice_of, finish_of
 from rft.samplers.kept import Kept
 from rft.samplers.renderer import PromptRenderer
+from rft.samplers.restarts import EVIDENCE_LINES, Announce, Restarts
 from rft.samplers.sampler import (
     Completion,
     Refused,
@@ -26,7 +27,7 @@ from rft.samplers.sampler import (
 )
 from rft.samplers.vllm_env import VllmEnvironment, engine_arguments, hopeless, process_environment
 from rft.samplers.weights import adapter_digest, model_digest
-from rft.samplers.worker_sampler import EVIDENCE_LINES, Announce, proof_problem, sampling_of
+from rft.samplers.worker_sampler import proof_problem, sampling_of
 from supervisor.redact import hide_secrets
 
 BASE, ADAPTER = "base", "adapter"
@@ -57,13 +58,12 @@ class VllmServerSampler:
         self._section = section
         self._renderer = renderer
         self._log = log
-        self._announce = announce
         self._sampling = sampling_of(sampling)
         self._keep_logprobs = sampling.logprobs
         dialect = Dialect("v1/completions", self._body, self._read)
         self._owed = Owed(dialect, section.max_model_len, lambda text: str(hide_secrets(text)))
         self._refused: list[Refused] = []
-        self._restarts = section.restarts
+        self._restarts = Restarts("vLLM server", section.restarts, log, announce, hopeless)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._kept: Kept | None = None
         self._asking: Asking | None = None
@@ -177,6 +177,7 @@ class VllmServerSampler:
             if (how := self._kept.ended()) is not None:
                 return how
             if socket.exists() and not isinstance(self._asking.one("health", None, _HEALTH_SECONDS), NoAnswer):
+                self._restarts.ready()
                 return None
             time.sleep(_POLL_SECONDS)
         self.close()
@@ -191,19 +192,8 @@ class VllmServerSampler:
         kept = self._kept
         how = kept.ended()
         self.close()
-        said = kept.tail(EVIDENCE_LINES)
-        if (problem := hopeless(said)) is not None:
-            raise SamplerUnusableError(problem)
         what = how or f"does not answer ({reason or 'its health check'})"
-        last = f" Its last words in {self._log}: {hide_secrets(said[-1][:300])}" if said else ""
-        if self._restarts == 0:
-            raise SamplerLostError(
-                f"The vLLM server {what}, and sampler.restarts allows it to be started no more often.{last}"
-            )
-        self._restarts -= 1
-        owed = f"; {len(self._owed)} samples are asked for again" if len(self._owed) else ""
-        times = f"({self._restarts} more times allowed)"
-        self._announce(f"the vLLM server {what} and is started again {times}{owed}.{last}")
+        self._restarts.spend(what, kept.tail(EVIDENCE_LINES), len(self._owed))
 
     def _command(self, socket: Path, model: Path) -> list[str]:
         command = [str(self._environment.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model)]

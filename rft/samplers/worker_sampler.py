@@ -16,6 +16,7 @@ from rft.samplers import frames
 from rft.samplers.effect import effect_problem
 from rft.samplers.kept import Kept
 from rft.samplers.renderer import PromptRenderer
+from rft.samplers.restarts import EVIDENCE_LINES, Announce, Restarts
 from rft.samplers.sampler import (
     Completion,
     Refused,
@@ -28,10 +29,7 @@ from rft.samplers.sampler import (
 from rft.samplers.weights import adapter_digest, model_digest
 from rft.samplers.wire import Ask, Drawn, FromWorker, Ready, Rejected, Setup, Unusable
 
-Announce = Callable[[str], None]
-"""Receives one sentence for people about what happened to a sampler."""
 _POLL_SECONDS = 0.5
-EVIDENCE_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class WorkerSampler:
         self._sampling = sampling_of(sampling)
         self._keep_logprobs = sampling.logprobs
         self._room = 2 * section.max_num_seqs
-        self._restarts = section.restarts
+        self._restarts = Restarts(program.name, section.restarts, log, announce, program.hint)
         self._owed: dict[int, Request] = {}
         self._next_key = 0
         self._kept: Kept | None = None
@@ -163,23 +161,11 @@ class WorkerSampler:
             self._send(key, request)
 
     def _lose(self) -> None:
-        """End what is left of the worker. Raises SamplerLostError when it was the last one allowed."""
+        """End what is left of the worker. Raises when it must not or need not be started again."""
         assert self._kept is not None
         kept = self._kept
         self.close()
-        how, said = kept.ended() or "was ended", kept.tail(EVIDENCE_LINES)
-        if (problem := self._program.hint(said)) is not None:
-            raise SamplerUnusableError(problem)
-        last = f" Its last words in {self._log}: {said[-1][:300]}" if said else ""
-        if self._restarts == 0:
-            raise SamplerLostError(
-                f"The {self._program.name} {how}, and sampler.restarts allows it to be started no more often.{last}"
-            )
-        self._restarts -= 1
-        owed = f"; {len(self._owed)} samples are asked for again" if self._owed else ""
-        self._announce(
-            f"the {self._program.name} {how} and is started again ({self._restarts} more times allowed){owed}.{last}"
-        )
+        self._restarts.spend(kept.ended() or "was ended", kept.tail(EVIDENCE_LINES), len(self._owed))
 
     def _launch(self) -> Ready | None:
         """Start a worker and wait for it; None when it died meanwhile. Raises what :meth:`start` does."""
@@ -213,6 +199,7 @@ class WorkerSampler:
                     self.close()
                     raise SamplerUnusableError(message.problem)
                 if isinstance(message, Ready):
+                    self._restarts.ready()
                     if message.warning:
                         self._announce(f"{self._program.name}: {message.warning}")
                     return message

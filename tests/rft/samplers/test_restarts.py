@@ -1,0 +1,51 @@
+"""What is made of a sampler's death."""
+
+from pathlib import Path
+
+import pytest
+
+from rft.samplers.restarts import Restarts
+from rft.samplers.sampler import SamplerLostError, SamplerUnusableError
+from rft.samplers.vllm_env import hopeless
+
+LOG = Path("attempts/0001/sampler.log")
+
+
+# proves RFT-1: started again a bounded number of times
+def test_so_many_times_and_no_more() -> None:
+    said: list[str] = []
+    restarts = Restarts("worker", 2, LOG, said.append)
+    restarts.ready()
+    restarts.spend("was ended by SIGKILL", ["loading", "ready"], 7)
+    restarts.spend("ended with exit code 1", ["Traceback", "ValueError: of the engine", "bye"], 0)
+    with pytest.raises(SamplerLostError, match=r"^The worker was ended by SIGKILL, and sampler.restarts allows it"):
+        restarts.spend("was ended by SIGKILL", [], 0)
+    assert said == [
+        "the worker was ended by SIGKILL and is started again (1 more times allowed); 7 samples are asked for again. "
+        "Its last words in attempts/0001/sampler.log: ready",
+        "the worker ended with exit code 1 and is started again (0 more times allowed). "
+        "Its last words in attempts/0001/sampler.log: ValueError: of the engine",
+    ]
+
+
+# Bad input: what fails at every start is not started for ever
+def test_twice_before_it_was_ready_is_enough() -> None:
+    restarts = Restarts("vLLM server", 9, LOG, lambda sentence: None)
+    restarts.spend("ended with exit code 1", ["RuntimeError: unheard of"], 0)
+    with pytest.raises(SamplerUnusableError, match=r"exit code 1, twice before it was ready. .*: unheard of"):
+        restarts.spend("ended with exit code 1", ["RuntimeError: unheard of"], 0)
+
+
+def test_what_the_log_calls_hopeless_is_not_tried_again() -> None:
+    said: list[str] = []
+    restarts = Restarts("vLLM server", 3, LOG, said.append, hopeless)
+    restarts.ready()
+    with pytest.raises(SamplerUnusableError, match="does not fit into memory"):
+        restarts.spend("was ended by SIGKILL", ["torch.OutOfMemoryError: CUDA out of memory."], 3)
+    assert not said
+
+
+def test_secrets_in_last_words_are_hidden() -> None:
+    said: list[str] = []
+    Restarts("worker", 1, LOG, said.append).spend("ended", ["OSError: token=hf_abcdefghijklmnop denied"], 0)
+    assert "hf_abc" not in said[0]
