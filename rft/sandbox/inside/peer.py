@@ -176,11 +176,12 @@ class Peer:
         """The answer of the other side. Raises what was raised there; NoValueError, GoneError, MalformedError."""
         nodes = Nodes()
         try:
-            self.channel.send(["ask", what, target, self.codec.encode((arguments, dict(named or {})), nodes)])
+            try:
+                self.channel.send(["ask", what, target, self.codec.encode((arguments, dict(named or {})), nodes)])
+            except RecursionError:
+                self.unsendable = "an argument is nested too deeply"
+                raise NoValueError(self.unsendable) from None
             return self._answer(nodes, what)
-        except RecursionError:
-            self.unsendable = "an argument is nested too deeply"
-            raise NoValueError(self.unsendable) from None
         except GoneError:
             self.lost = "gone"
             raise

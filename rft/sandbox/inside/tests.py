@@ -27,7 +27,7 @@ _FILE = "<tests>"
 _MAX_RECEIVED, _MAX_SENT = 1 << 23, 1 << 26
 _MAX_SHOWN = 400
 _COUNT = "__mens_assertion_held__"
-_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.DONT_ACCEPT_TRUE_FOR_1
 _RAISED = "Traceback (most recent call last):"
 
 
@@ -88,7 +88,10 @@ def prepared(text: str) -> Suite:
             call = example["call"]
             tree = _parsed(call, "examples")
             used |= _used(tree)
-            code = compile(call, _FILE, "single" if len(tree.body) == 1 else "exec")
+            try:
+                code = compile(call, _FILE, "single")
+            except SyntaxError:  # several lines
+                code = compile(call, _FILE, "exec")
             steps.append(Step(call, code, example["expected"]))
     free = used - defined - set(dir(builtins)) - {entry_point}
     modules = free & sys.stdlib_module_names

@@ -97,7 +97,8 @@ def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None
     calls = [*confine.surrender(bounds, user, grace=0)]
     calls += [(os.closerange, between, "closed files") for between in ((3, line), (line + 1, _MANY))]
     if own_ids is not None:
-        calls = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user, _readable()), *calls, *confine.filtered(bounds)]
+        mounts = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user, _readable())]
+        calls = [*mounts, *calls, *confine.filtered(bounds)]
         confine.perform([(_LIBC.unshare, (_CLONE_NEWPID,), "a namespace of processes")])
     child = -1
     try:
