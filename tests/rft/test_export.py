@@ -181,7 +181,7 @@ def test_pass_at_k_is_refused_where_it_would_be_biased(tmp_path: Path) -> None:
     status = read_status(fixed, 2)
     with Store.read(fixed) as store:
         counts = [
-            sum(sample.verdict is not None and sample.verdict.outcome is Outcome.ACCEPTED for sample in store.samples(n))
+            sum(each.verdict is not None and each.verdict.outcome is Outcome.ACCEPTED for each in store.samples(n))
             for n, _ in store.each_task()
         ]
     expected = sum(1 - ((8 - c) * (7 - c)) / (8 * 7) for c in counts) / 5

@@ -47,7 +47,8 @@ def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
     assert beat is not None and beat.step == beat.planned_steps == len(found)
     assert events(tmp_path, "plan")[0].data["planned_steps"] == 160
     last = events(tmp_path, "progress")[-1]
-    assert last.step == len(found) and "accepted/s" in last.message and last.data["tokens_seen"] == report.done["tokens"]
+    assert last.step == len(found) and "accepted/s" in last.message
+    assert last.data["tokens_seen"] == report.done["tokens"]
     assert events(tmp_path, "corpus")[0].data["tasks"] == 20
 
 
@@ -63,19 +64,18 @@ def test_a_job_that_loses_its_sampler_goes_on_and_ends_with_the_same_samples(
 ) -> None:
     monkeypatch.setattr("rft.scheduler.PILOT_TASKS", 12)
     run(tmp_path / "whole", parts(toy_tasks(40), ToySampler()))
-    attempt, asked = 0, 0
+    attempt, asked, kinds = 0, 0, set()
     while True:
         attempt += 1
         sampler = ToySampler(room=5 + attempt % 7, lost_after=30)
         try:
             run(tmp_path / "lost", parts(toy_tasks(40), sampler), number=attempt)
-        except SamplerGoneError as error:
-            assert error.kind is ExitKind.PROGRAM_ERROR and "gone" in str(error)
-            asked += len(sampler.asked)
-        else:
-            asked += len(sampler.asked)
             break
-    assert attempt > 3
+        except SamplerGoneError as error:
+            kinds.add(error.kind)
+        finally:
+            asked += len(sampler.asked)
+    assert attempt > 3 and kinds == {ExitKind.PROGRAM_ERROR}
     assert final_set(tmp_path / "lost") == final_set(tmp_path / "whole")
     assert asked < 1.5 * len(final_set(tmp_path / "whole"))
 
@@ -182,7 +182,7 @@ def test_samples_that_the_judge_fails_on_are_left_unscored_and_said(tmp_path: Pa
 def test_judges_that_only_fail_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rft.judging.PAUSES", (0.0, 0.0))
     broken = ToyVerifier(fails=lambda task, text: text != task.gold and bool(text.strip("`\n")))
-    with pytest.raises(JudgeGoneError, match=r"the judge toy failed on 16 samples in a row: no sandbox \(it is broken\)"):
+    with pytest.raises(JudgeGoneError, match=r"toy failed on 16 samples in a row: no sandbox \(it is broken\)"):
         run(tmp_path, parts(toy_tasks(24), ToySampler(), broken), sections(**FIXED))
     report = run(tmp_path, parts(toy_tasks(24), ToySampler()), sections(**FIXED), number=2)
     assert report.done["steps"] == 192 and "unscored" not in report.message
@@ -196,7 +196,7 @@ def test_tasks_whose_gold_answer_is_rejected_are_refused_before_sampling(tmp_pat
     with pytest.raises(DataProblemError, match=r"sums/2 \(toy.jsonl:3\): its gold answer: wrong answer"):
         run(tmp_path, parts(tasks, sampler))
     tasks[2] = Task("sums/2", "sums", (Message("user", "?"),), Check("toy", {}))
-    with pytest.raises(DataProblemError, match="sums/2.*has no answer"):
+    with pytest.raises(DataProblemError, match=r"sums/2.*has no answer"):
         run(tmp_path / "b", parts(tasks, sampler))
     assert sampler.asked == []
 
@@ -220,7 +220,7 @@ def test_a_job_that_is_asked_to_stop_stores_what_is_on_its_way(tmp_path: Path) -
     sampler = Stopped()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(StopRequestedError, match="asked to stop; .* the same command goes on"):
+        with pytest.raises(StopRequestedError, match=r"asked to stop; .* the same command goes on"):
             run(tmp_path, parts(toy_tasks(100), sampler))
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -78,9 +78,14 @@ def test_a_failure_of_the_judge_is_the_one_verdict_that_can_change(tmp_path: Pat
 
 def test_what_is_not_committed_never_was(tmp_path: Path) -> None:
     store, origin = filled(tmp_path)
-    with pytest.raises(RuntimeError), store.batch():
-        store.add([Arrived(1, completion(0))], origin, 1)
-        raise RuntimeError("killed here")
+
+    def half() -> None:
+        with store.batch():
+            store.add([Arrived(1, completion(0))], origin, 1)
+            raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        half()
     assert store.samples(1) == [] and store.totals().samples == 0
     with store.batch():
         store.add([Arrived(1, completion(0))], origin, 1)
