@@ -18,7 +18,8 @@ _SHOWN = 300
 class Restarts:
     """``allowed`` of them for the sampler ``name``, whose output is in ``log``.
 
-    ``hint``: of the log's last lines, why starting again would not help, in a paragraph; None when it may.
+    ``hint``: of the log's last lines, why a start that failed would fail again, in a paragraph; None when it may not.
+    Once it has sampled, its log holds many a word of memory or missing modules that had no consequences.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Restarts:
         Returns when it may be started again, which is announced. Raises SamplerUnusableError when that would not help:
         by the log, or because it died twice before it was ever ready; SamplerLostError when it was the last time.
         """
-        if (problem := self._hint(said)) is not None:
+        if not self._was_ready and (problem := self._hint(said)) is not None:
             raise SamplerUnusableError(str(hide_secrets(problem)))
         words = _telling(said)
         last = f" Its last words in {self._log}: {hide_secrets(words)}" if words else ""

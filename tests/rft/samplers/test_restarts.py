@@ -39,10 +39,13 @@ def test_twice_before_it_was_ready_is_enough() -> None:
 def test_what_the_log_calls_hopeless_is_not_tried_again() -> None:
     said: list[str] = []
     restarts = Restarts("vLLM server", 3, LOG, said.append, hopeless)
-    restarts.ready()
+    last = ["torch.OutOfMemoryError: CUDA out of memory."]
     with pytest.raises(SamplerUnusableError, match="does not fit into memory"):
-        restarts.spend("was ended by SIGKILL", ["torch.OutOfMemoryError: CUDA out of memory."], 3)
+        restarts.spend("ended with exit code 1", last, 0)
     assert not said
+    restarts.ready()
+    restarts.spend("was ended by SIGKILL", last, 3)
+    assert "is started again" in said[0]
 
 
 def test_secrets_in_last_words_are_hidden() -> None:
