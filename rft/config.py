@@ -35,9 +35,11 @@ class TaskSourceSection(Section):
     dataset: StrictStr | None = None
     """reasoning_gym: name of the generator, such as chain_sum."""
     params: dict[StrictStr, Any] = {}
-    """reasoning_gym: its parameters."""
+    """reasoning_gym: its parameters; declarations: examples, which of the docstring's examples the prompt shows (first,
+    none or all)."""
     range: Literal["train", "held_out"] = "train"
-    """reasoning_gym: which of two ranges of seeds that never meet; a gate asks from held_out."""
+    """reasoning_gym, declarations: which of two ranges of questions, or of files, that never meet; a gate asks from
+    held_out."""
     seed: Annotated[StrictInt, Field(ge=0, le=999)] = 0
     """reasoning_gym: which part of the range; two parts have no question at the same place."""
     max_tasks: Count | None = None
