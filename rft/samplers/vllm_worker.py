@@ -20,6 +20,8 @@ import msgspec
 
 # In this process: an engine that is a child would have to be watched as well.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+# This process has a thread and holds a socket; a forked one would have both.
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 
 def main() -> None:
