@@ -11,12 +11,11 @@ from enum import StrEnum
 
 from rft.judging import PAUSES
 from rft.tasks.task import Task
+from rft.verifiers.answers import EMPTY_ANSWERS
 from rft.verifiers.in_order import in_order
 from rft.verifiers.verdict import Outcome, Verdict
 from rft.verifiers.verifier import Verifier
 
-EMPTY_ANSWERS = ("", "```\n```\n")
-"""What says nothing, with and without a block of code around it; a verifier has others as ``empty_answers``."""
 SHOWN = 5
 """Tasks of each kind that a refusal names."""
 
@@ -108,7 +107,7 @@ def check_task(task: Task, verifier: Verifier) -> TaskCheck:
     for answer in empty_answers(verifier):
         verdict = patient(verifier, task, answer)
         if verdict.outcome is Outcome.ACCEPTED:
-            shown = f"the empty answer {answer!r}" if answer else "an empty answer"
+            shown = f"the answer {answer[:80]!r}, which must not pass" if answer else "an empty answer"
             return TaskCheck(task, State.INVALID, f"the verifier {verifier.name} accepts {shown}")
         if verdict.outcome is Outcome.ERROR:
             return TaskCheck(task, State.ERROR, verdict.reason, verdict.diagnostic)

@@ -9,6 +9,9 @@ from trainer.data.code_block import first_code_block
 Take = Literal["answer", "code_block", "continuation"]
 """answer: the text as it is; code_block: its first fenced block; continuation: the task's ``prefix`` and the text."""
 
+EMPTY_ANSWERS = ("", "```\n```\n")
+"""What says nothing, with and without a block of code around it; a verifier has others as ``empty_answers``."""
+
 MAX_COMPLETION = 1_000_000
 """Characters; nobody's answer is longer, and judging it would cost more than sampling it did."""
 

@@ -19,7 +19,7 @@ from rft.sandbox.probe import SandboxUnusableError
 from rft.sandbox.run import CannotStartError, Ran, Sandbox, SandboxError
 from rft.tasks.task import Task
 from rft.verifiers import compiler_messages, output_cases, pytest_proof
-from rft.verifiers.answers import MAX_COMPLETION, taken
+from rft.verifiers.answers import EMPTY_ANSWERS, MAX_COMPLETION, taken
 from rft.verifiers.command_settings import FILE, CommandSettings, inner_path_problem, located, problems, project_files
 from rft.verifiers.limits import isolation_of
 from rft.verifiers.registry import Kind
@@ -48,7 +48,7 @@ class Command:
         self._say = Judgement(self.name, self.version, self.isolation)
         fenced = settings.take == "code_block"
         wrong = [f"```\n{text}\n```\n" if fenced else text for text in settings.must_reject]
-        self.empty_answers = ("", "```\n```\n", *wrong)
+        self.empty_answers = (*EMPTY_ANSWERS, *wrong)
         """What must not be accepted of any task; judged before sampling."""
 
     def open(self) -> None:

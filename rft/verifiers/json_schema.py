@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rft.config import JudgeSection
 from rft.tasks.task import Task
+from rft.verifiers.answers import EMPTY_ANSWERS
 from rft.verifiers.judge_process import (
     JudgeDiedError,
     JudgeLostError,
@@ -64,6 +65,8 @@ class JsonSchemaSettings(Section):
 
 class JsonSchema:
     name = "json_schema"
+    isolation = Isolation.NOT_RUN
+    empty_answers = (*EMPTY_ANSWERS, "null", "{}", "[]", '""', "<tool_call>\n{}\n</tool_call>")
 
     def __init__(self, settings: JsonSchemaSettings, judge: JudgeSection) -> None:
         self._settings = settings

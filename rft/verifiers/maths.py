@@ -33,6 +33,7 @@ class MathsSettings(Section):
 
 class Maths:
     name = "maths"
+    isolation = Isolation.NOT_RUN
 
     def __init__(self, settings: MathsSettings, judge: JudgeSection) -> None:
         self._settings = settings

@@ -91,7 +91,9 @@ def run(
     side = {_SIDE: Path(pytest_side.__file__).read_bytes(), "mens_spec.json": json.dumps(spec).encode()}
     ours, theirs = socket.socketpair()
     tests = [python, "-I", "-B", _SIDE]
-    start = f"import sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.candidate import main; main(0)"
+    start = (
+        f"import os, sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.candidate import main; main(os.dup(0))"
+    )
     with ours, theirs:
         judged = _InThread(sandbox, [python, "-I", "-B", "-c", start], {}, limits, folders, environment, theirs)
         judging = _InThread(sandbox, tests, {**files, **side}, limits, folders, environment, ours)
@@ -142,7 +144,7 @@ def _found(ran: Ran, module_ran: Ran, nonce: str) -> Found:
         return Found(Outcome.REJECTED, f"used too much {ran.killed_for}", shown)
     text, mark, report = shown.rpartition(f"\n{nonce} ")
     if not mark:
-        words = (ran.stderr.decode(errors="replace").strip() or shown.strip())[-2000:]
+        words = (ran.stderr + b"\n" + module_ran.stderr).decode(errors="replace").strip() or shown.strip()
         return Found(Outcome.ERROR, diagnostic=f"pytest gave no report (exit code {ran.exit_code}): {words}")
     counted = json.loads(report)
     passed, expected = int(counted["passed"]), int(counted["expected"])

@@ -104,6 +104,10 @@ class _Counter:
         return sum(all(self.phases.get(name, [])) and len(self.phases.get(name, [])) == 3 for name in self.collected)
 
 
+def _call(thing: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return thing(*arguments, **named)
+
+
 def _trouble(peer: Any) -> str | None:
     if peer.unsendable is not None:
         return "the tests hand over what cannot be handed over"
@@ -119,7 +123,7 @@ def main() -> int:
 
     report, link = os.dup(1), os.dup(0)  # pytest puts others in their place
     channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
-    served: dict[str, Callable[..., Any]] = {"call": lambda thing, *arguments, **named: thing(*arguments, **named), "next": next}
+    served: dict[str, Callable[..., Any]] = {"call": _call, "next": next}
     peer = Peer(channel, served)
     channel.receive()
     sys.path.remove(spec["root"])
