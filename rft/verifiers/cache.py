@@ -22,8 +22,6 @@ from rft.verifiers.verdict import Isolation, Outcome, Verdict
 from rft.verifiers.verifier import Verifier
 
 FORMAT = 1
-COMMIT_EVERY = 64
-COMMIT_SECONDS = 2.0
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict BLOB NOT NULL) WITHOUT ROWID",
     f"PRAGMA user_version = {FORMAT}",
@@ -52,8 +50,6 @@ class CachedVerifier:
         self._says = says
         self._store: sqlite3.Connection | None = None
         self._lock = threading.Lock()
-        self._unsaved = 0
-        self._saved_at = 0.0
 
     def open(self) -> None:
         self.inner.open()
@@ -65,8 +61,6 @@ class CachedVerifier:
     def close(self) -> None:
         with self._lock:
             if self._store is not None:
-                with contextlib.suppress(sqlite3.Error):  # what is lost is judged again
-                    self._store.commit()
                 self._store.close()
                 self._store = None
         self.inner.close()
@@ -111,18 +105,14 @@ class CachedVerifier:
                 self._store.execute(
                     "INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, msgspec.json.encode(verdict))
                 )
-                self._unsaved += 1
-                if self._unsaved >= COMMIT_EVERY or time.monotonic() - self._saved_at > COMMIT_SECONDS:
-                    self._store.commit()
-                    self._unsaved, self._saved_at = 0, time.monotonic()
             except sqlite3.Error as error:
                 self._recover(error)
 
     def _connect(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # One writer at a time waits here; others only wait for its short commits.
-            store = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+            # Each write is a transaction: the caches of other verifiers and jobs write to the same file.
+            store = sqlite3.connect(self._path, timeout=30, check_same_thread=False, isolation_level=None)
             try:
                 store.execute("PRAGMA journal_mode = WAL")
                 store.execute("PRAGMA synchronous = NORMAL")
@@ -130,7 +120,6 @@ class CachedVerifier:
                     raise sqlite3.DatabaseError(f"it has format {found}, this version reads {FORMAT}")
                 for statement in _SCHEMA:
                     store.execute(statement)
-                store.commit()
             except BaseException:
                 store.close()
                 raise

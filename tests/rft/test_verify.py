@@ -20,7 +20,7 @@ TASKS = [
 GCC = """
 name: command
 settings:
-  command: [gcc, -fsyntax-only, check.c]
+  command: [gcc, -fsyntax-only, -Werror, check.c]
   proof: static
   file: answer.c
   project: project

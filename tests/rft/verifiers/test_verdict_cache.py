@@ -110,6 +110,21 @@ def test_without_a_place_for_the_cache_judging_goes_on(tmp_path: Path) -> None:
     assert verifier.asked == {"accepted": 2} and "is not used" in cached.notes[0]
 
 
+def test_several_verifiers_write_to_one_file_at_a_time(tmp_path: Path) -> None:
+    """A write that left its transaction open would lock the other out: without waiting, that is seen at once."""
+    both = [CachedVerifier(Counting(version), tmp_path / "verdicts.sqlite") for version in "12"]
+    for cached in both:
+        cached.open()
+        assert cached._store is not None
+        cached._store.execute("PRAGMA busy_timeout = 0")
+    for number in range(5):
+        for cached in both:
+            cached.judge(task_of("counting", {"n": number}), "accepted")
+    for cached in both:
+        assert not cached.notes and cached.misses == 5
+        cached.close()
+
+
 def test_threads_share_a_cache(tmp_path: Path) -> None:
     cached = CachedVerifier(Counting(), tmp_path / "verdicts.sqlite")
     cached.open()
