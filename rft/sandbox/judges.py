@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -154,7 +154,7 @@ class _Pair:
     ) -> None:
         self._limits = limits
         bare = isolation is Isolation.NONE
-        self._program_bounds = Bounds(
+        program = Bounds(
             cpu_seconds=limits.cpu_seconds,
             address_space=limits.memory_bytes,
             processes=limits.processes,
@@ -164,23 +164,14 @@ class _Pair:
             bare=bare,
             sockets=False,
         )
-        self._tests_bounds = Bounds(
-            cpu_seconds=_TESTS_CPU_SECONDS,
-            address_space=_TESTS_MEMORY,
-            processes=64,
-            tmp_bytes=limits.tmp_bytes,
-            files=limits.files,
-            user=None,
-            bare=bare,
-            sockets=False,
-        )
-        self._program = _Warm("program", self._program_bounds, packages, groups)
+        tests = replace(program, cpu_seconds=_TESTS_CPU_SECONDS, address_space=_TESTS_MEMORY, processes=64)
+        self._program = _Warm("program", program, packages, groups)
         self.check: str | None = None
         """Whose tests' process is alive."""
         self._asked = socket.socket(socket.AF_UNIX)
         self._runs = 0
         try:
-            self._tests = _Warm("tests", self._tests_bounds, packages, groups)
+            self._tests = _Warm("tests", tests, packages, groups)
         except BaseException:
             self._program.close()
             raise
@@ -200,7 +191,7 @@ class _Pair:
         self._runs += 1
         theirs, ours = socket.socketpair()
         try:
-            self._program.begin(self._program_bounds, theirs)
+            self._program.begin(theirs)
             socket.send_fds(self._asked, [LENGTH.pack(len(request))], [ours.fileno()])
             self._asked.sendall(request)
         except OSError as error:
@@ -221,7 +212,7 @@ class _Pair:
         self._end_tests()
         self._asked, theirs = socket.socketpair()
         with theirs:
-            self._tests.begin(self._tests_bounds, theirs, check)
+            self._tests.begin(theirs, check)
         self.check, self._runs = check, 0
 
     def _end_tests(self) -> None:
@@ -257,7 +248,7 @@ class _Warm:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    self._group.entering(_command(role, theirs.fileno(), bounds.bare, packages)),
+                    self._group.entering(_command(role, theirs.fileno(), bounds, packages)),
                     env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
                     cwd="/",
                     stdin=subprocess.DEVNULL,
@@ -276,14 +267,17 @@ class _Warm:
             self.close()
             raise SandboxError(f"a warm sandbox does not start: {error}") from error
 
-    def begin(self, bounds: Bounds, line: socket.socket, check: str = "") -> None:
-        """Raises LostError."""
-        with os.fdopen(os.memfd_create("order"), "w+b", buffering=0) as order:
-            order.write(json.dumps({"bounds": asdict(bounds), "check": check}).encode())
-            try:
-                socket.send_fds(self._control, [b"begin"], [order.fileno(), line.fileno()])
-            except OSError as error:
-                raise LostError(self._last_words()) from error
+    def begin(self, line: socket.socket, check: str | None = None) -> None:
+        """Start a process that answers on ``line``; for tests, those of ``check``. Raises LostError."""
+        try:
+            if check is None:
+                socket.send_fds(self._control, [b"begin"], [line.fileno()])
+                return
+            with os.fdopen(os.memfd_create("check"), "w+b", buffering=0) as file:
+                file.write(check.encode())
+                socket.send_fds(self._control, [b"begin"], [line.fileno(), file.fileno()])
+        except OSError as error:
+            raise LostError(self._last_words()) from error
 
     def end(self) -> dict[str, Any]:
         """Kill what was begun and all it has started, and tell how it ended. Raises LostError."""
@@ -331,14 +325,14 @@ class _Warm:
         return f"{ended}: {words[-1]}" if words else ended
 
 
-def _command(role: str, control: int, bare: bool, packages: Sequence[str]) -> list[str]:
+def _command(role: str, control: int, bounds: Bounds, packages: Sequence[str]) -> list[str]:
     interpreter = bubblewrap.own_interpreter()
-    root = str(Path(rft.sandbox.inside.__file__).parents[3]) if bare else bubblewrap.INSIDE
+    root = str(Path(rft.sandbox.inside.__file__).parents[3]) if bounds.bare else bubblewrap.INSIDE
     start = f"import sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.zygote import main; main()"
     # -P -s -S: nothing but the interpreter's own library; -E would ignore the seed of hashes as well.
     program = [interpreter.program, "-P", "-s", "-S", "-B", "-c", start, role, str(control)]
-    program += ["bare" if bare else "isolated", *packages]
-    if bare:
+    program += [json.dumps(asdict(bounds)), *packages]
+    if bounds.bare:
         return program
     readable = [*interpreter.folders, *packages]
     return bubblewrap.command(program, readable=readable, whole_system=False, processes_visible=False)

@@ -120,7 +120,8 @@ class PythonTests:
     def judge(self, task: Task, completion: str) -> Verdict:
         begun = time.monotonic()
         data = task.check.data
-        problem = data_problem(data)
+        check = json.dumps({key: data[key] for key in data if key != "format"}, sort_keys=True)
+        problem = _problem(check, data.get("format"))
         if problem is not None:
             return self._verdict(Finding("machine", "the tests cannot be run", problem), begun)
         source = program(completion, data)
@@ -129,8 +130,7 @@ class PythonTests:
         if "\0" in source or not _encodable(source):
             finding = Finding("rejected", "does not compile", "it has characters that no source can have")
             return self._verdict(finding, begun)
-        check = {key: data[key] for key in sorted(_KEYS & data.keys()) if key != "format"}
-        return self._verdict(self._found(json.dumps(check, sort_keys=True), source), begun)
+        return self._verdict(self._found(check, source), begun)
 
     def _found(self, check: str, source: str) -> Finding:
         """A lost judge is tried again; one that is lost again by this completion, and not by a harmless one, was ended
@@ -169,6 +169,12 @@ class PythonTests:
             score=score,
             seconds=time.monotonic() - begun,
         )
+
+
+@functools.lru_cache(1024)
+def _problem(check: str, form: str | None) -> str | None:
+    """As :func:`data_problem`, which parses all tests; a task has many completions."""
+    return data_problem(json.loads(check) | ({} if form is None else {"format": form}))
 
 
 def data_problem(data: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rft.sandbox.inside.peer import Channel, Given, GoneError, Line, Peer
+from rft.sandbox.inside.peer import Channel, Given, GoneError, Line, Peer, framed
 from rft.sandbox.inside.values import MalformedError
 
 FILE = "<completion>"
@@ -72,20 +72,26 @@ class Program:
         return {name: names[name] for name in wanted if name in names}
 
 
-def main(link: int) -> None:
-    """Answer on the socket ``link`` until the test has ended. Whatever the program does, it does in here."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+def ready(link: int) -> Callable[[], None]:
+    """What answers on the socket ``link`` until the test has ended; whatever the program does, it does in there. Made
+    by the parent, for what a child makes anew it pays for with copied pages."""
     channel = Channel(link, _MAX_RECEIVED, _MAX_SENT)
     peer = Program().peer(channel)
     printed = _Printed()
-    sys.stdout = printed
     peer.take_printed = printed.take
-    try:
-        channel.send(["hello"])
-        while True:
-            peer.serve(channel.receive())
-    except (GoneError, MalformedError):
-        return
+    hello = framed(["hello"])
+
+    def answer() -> None:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
+        sys.stdout = printed
+        try:
+            os.write(link, hello)
+            while True:
+                peer.serve(channel.receive())
+        except (GoneError, MalformedError):
+            return
+
+    return answer

@@ -23,7 +23,7 @@ HOME = "/tmp/home"
 KEPT = "/run/mens/kept"
 """Below here a sandbox has once more what it was given to read below /tmp, which gets covered."""
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_BIND, _MS_PRIVATE = 2, 4, 16384, 4096, 1 << 18
-_CLONE_NEWNS = 0x00020000
+_MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _AMBIENT_CLEAR_ALL = 4
 _CAPABILITIES_V3 = 0x20080522
@@ -70,11 +70,6 @@ def private_mounts() -> list[Call]:
     return [(_LIBC.mount, (b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")]
 
 
-def own_mounts() -> list[Call]:
-    """What is mounted from here on is seen by this process and its children only."""
-    return [(_LIBC.unshare, (_CLONE_NEWNS,), "a namespace of mounts")]
-
-
 def below_tmp(folders: Sequence[str]) -> list[str]:
     return [folder for folder in folders if Path(folder).is_relative_to(TMP)]
 
@@ -93,6 +88,11 @@ def fresh_tmp(bounds: Bounds, user: int | None, readable: Sequence[str]) -> list
         calls.append((os.makedirs, (folder, 0o755, True), "its /tmp"))
         calls.append((_LIBC.mount, (f"{KEPT}{folder}".encode(), folder.encode(), None, _MS_BIND, None), folder))
     return calls
+
+
+def no_tmp() -> list[Call]:
+    """Undo :func:`fresh_tmp`; what was in it is gone."""
+    return [(_LIBC.umount2, (place, _MNT_DETACH), "an end of its /tmp") for place in (b"/dev/shm", TMP.encode())]
 
 
 def put_files(files: dict[str, bytes], folder: str, owner: int | None) -> None:
@@ -145,10 +145,10 @@ def with_parent() -> list[Call]:
     return [(_LIBC.prctl, (_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "an end with its parent")]
 
 
-def filtered(bounds: Bounds) -> list[Call]:
+def filtered(bounds: Bounds, makes_children: bool = False) -> list[Call]:
     """The last step: what was needed to get here is denied from now on. Raises SetupError."""
     try:
-        return [seccomp.call(_LIBC, seccomp.program(os.uname().machine, bounds.sockets))]
+        return [seccomp.call(_LIBC, seccomp.program(os.uname().machine, bounds.sockets, makes_children))]
     except seccomp.NoFilterError as error:
         raise SetupError(str(error)) from error
 

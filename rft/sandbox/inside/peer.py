@@ -23,6 +23,11 @@ class GoneError(Exception):
     """The other side has ended."""
 
 
+def framed(message: Any) -> bytes:
+    body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
 class Line(Protocol):
     """What messages go over. Raises GoneError, MalformedError, NoValueError."""
 
@@ -39,11 +44,11 @@ class Channel:
         self._buffer = b""
 
     def send(self, message: Any) -> None:
-        body = json.dumps(message).encode()
-        if len(body) > self._max_sent:
+        whole = framed(message)
+        if len(whole) > self._max_sent:
             raise NoValueError("it is too large to be handed over")
         try:
-            left = memoryview(_LENGTH.pack(len(body)) + body)
+            left = memoryview(whole)
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except (BrokenPipeError, ConnectionResetError):

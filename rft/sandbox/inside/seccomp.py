@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import struct
 from typing import Any
 
@@ -20,6 +19,7 @@ _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 _X32 = 0x40000000
 _NAMESPACES = 0x7E020080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME, the last of which clone cannot have."""
+_USER_NAMESPACE = 0x10000000
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
 _UNIX, _INET, _INET6 = 1, 2, 10
@@ -44,6 +44,7 @@ _ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266), "vhangup": (153, 58),
     "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None), "lookup_dcookie": (212, 18),
 }  # fmt: skip
+_FOR_CHILDREN = frozenset({"unshare", "setns", "mount", "umount2"})
 _SYSTEM_V: dict[str, tuple[int | None, int | None]] = {
     "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
 }  # fmt: skip
@@ -59,14 +60,15 @@ class NoFilterError(Exception):
     """For this architecture there is no filter; a phrase."""
 
 
-@functools.cache
-def program(machine: str, sockets: bool) -> bytes:
+def program(machine: str, sockets: bool, makes_children: bool = False) -> bytes:
     """The filter as an array of struct sock_filter. Without ``sockets`` there is neither a socket (but socketpair) nor
-    System V IPC. Raises NoFilterError for an architecture whose calls are not known here."""
+    System V IPC. A process that ``makes_children`` in namespaces of their own, which inherit the filter, may still
+    mount and make namespaces; its children lack the capability for either, and none may make a user namespace, which
+    would give it to them. Raises NoFilterError for an architecture whose calls are not known here."""
     if machine not in _ARCHITECTURES:
         raise NoFilterError(f"no filter of system calls is known for {machine}")
     column, audit = _ARCHITECTURES[machine]
-    denied = dict(_ALWAYS)
+    denied = {name: numbers for name, numbers in _ALWAYS.items() if not (makes_children and name in _FOR_CHILDREN)}
     if not sockets:
         denied |= _SYSTEM_V | {"socket": _SOCKET}
     code = [
@@ -83,12 +85,16 @@ def program(machine: str, sockets: bool) -> bytes:
         number = numbers[column]
         if number is not None:
             code += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | errno.EPERM)]
+    for number in (_CLONE[column], _ALWAYS["unshare"][column]) if makes_children else (_CLONE[column],):
+        assert number is not None
+        code += [
+            _op(_JUMP_EQUAL, number, 0, 4),
+            _op(_LOAD, _FIRST),
+            _op(_JUMP_ANY_BIT, _USER_NAMESPACE if makes_children else _NAMESPACES, 0, 1),
+            _op(_RETURN, _ERRNO | errno.EPERM),
+            _op(_RETURN, _ALLOW),
+        ]
     code += [
-        _op(_JUMP_EQUAL, _CLONE[column], 0, 4),
-        _op(_LOAD, _FIRST),
-        _op(_JUMP_ANY_BIT, _NAMESPACES, 0, 1),
-        _op(_RETURN, _ERRNO | errno.EPERM),
-        _op(_RETURN, _ALLOW),
         _op(_JUMP_EQUAL, _IOCTL[column], 0, 5),
         _op(_LOAD, _SECOND),
         _op(_JUMP_EQUAL, _TERMINAL_INPUT[0], 1, 0),

@@ -1,13 +1,13 @@
 """Process 1 of a warm sandbox: everything is imported, and each program, or the tests of a task, get a child of their
 own.
 
-A child is the first process of a new process-id namespace with mounts of its own, an empty /tmp, another user id (or no
-capability), and a filter of system calls that allows neither sockets nor anything that outlives a process. It cannot
-name this process, let alone reach it. When it ends, the kernel has killed whatever it started before its end is told.
+A child is the first process of a new process-id namespace, with an empty /tmp, another user id (or no capability), and
+a filter of system calls that allows neither sockets nor anything that outlives a process. It cannot name this process,
+let alone reach it. When it ends, the kernel has killed whatever it started, and its /tmp is gone, before that is told.
 
-``ROLE CONTROL KIND PACKAGES...``: CONTROL is a sequenced-packet socket. ``begin`` with two descriptors, of a file with
-``{"bounds": ..., "check": ...}`` and of the socket that the child answers on, starts a child; ``end`` ends it;
-``{"code": ..., "cpu": ...}`` says how it ended.
+``ROLE CONTROL BOUNDS PACKAGES...``: CONTROL is a sequenced-packet socket. ``begin`` with the socket that a child
+answers on (and for tests the file with their JSON) starts one, ``end`` ends it, ``{"code": ..., "cpu": ...}`` tells how
+it ended.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
 import os
-import secrets
 import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _CLONE_NEWPID = 0x20000000
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 16, 4
 _FIRST_USER, _USERS = 1 << 30, 1 << 29
+_LINK = 3
+"""The one descriptor, besides the standard three, that a child has."""
 _MANY = 1 << 20
 """Above every number that a descriptor can have."""
 _END = b"end"
@@ -47,7 +50,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     role, control = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
-    bare = sys.argv[3] == "bare"
+    bounds = Bounds(**json.loads(sys.argv[3]))
     sys.path += sys.argv[4:]
     control.set_inheritable(False)
     confine.perform(confine.with_parent())
@@ -56,18 +59,27 @@ def main() -> None:
     for name in _LIKELY if role == "program" else ("rft.sandbox.inside.tests",):
         with contextlib.suppress(ImportError):  # left out of this Python
             importlib.import_module(name)
-    if bare:
-        own_ids = None
+    own_ids = None
+    if bounds.bare:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     else:
         own_ids = os.pidfd_open(os.getpid())
         confine.bar_capabilities()
         confine.perform(confine.private_mounts())
         os.environ.update(HOME=confine.TMP, TMPDIR=confine.TMP)
+    user = None
+    if not bounds.bare and os.geteuid() == 0:
+        user = _FIRST_USER + int.from_bytes(os.urandom(4)) % _USERS
+    # The first process of a namespace is not touched by the signal of a soft limit, and killed at the hard one.
+    calls = [*confine.surrender(bounds, user, grace=0), (os.closerange, (_LINK + 1, _MANY), "closed files")]
+    readable = [*sys.argv[4:], sys.base_prefix, sys.base_exec_prefix]
+    fresh = [] if bounds.bare else confine.fresh_tmp(bounds, user, readable)
     if role == "program":
         rehearsal.rehearse()
     gc.collect()
     gc.freeze()  # what the collector never looks at need not be copied for a child
+    if not bounds.bare:
+        confine.perform(confine.filtered(bounds, makes_children=True))
     _say(control, {"ready": os.getpid()})
     while True:
         message, descriptors = _hear(control)
@@ -75,30 +87,35 @@ def main() -> None:
             return
         if message == _END:  # what it was to end had ended by itself
             continue
-        order = json.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
-        work = _folder() if bare else confine.TMP
+        work = _folder() if bounds.bare else confine.TMP
         try:
-            child = _begin(role, order["check"], Bounds(**order["bounds"]), descriptors[1], own_ids, work)
+            confine.perform(fresh)
+            main_of_child = candidate.ready(_LINK) if role == "program" else _tests(descriptors[1])
+            child = _begin(main_of_child, calls, descriptors[0], own_ids, work)
         except (OSError, SetupError) as error:
             _say(control, {"machine": f"no process can be started: {error}"})
             continue
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        _say(control, _watch(child, control, bare))
-        if bare:
+        ending = _watch(child, control, bounds.bare)
+        if fresh:
+            confine.perform(confine.no_tmp())
+        _say(control, ending)
+        if bounds.bare:
             importlib.import_module("shutil").rmtree(work, ignore_errors=True)
 
 
-def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None, work: str) -> int:
+def _tests(file: int) -> Callable[[], None]:
+    check = os.pread(file, os.fstat(file).st_size, 0).decode()
+    return functools.partial(importlib.import_module("rft.sandbox.inside.tests").main, _LINK, check)
+
+
+def _begin(
+    main_of_child: Callable[[], None], calls: list[confine.Call], line: int, own_ids: int | None, work: str
+) -> int:
     """The child's process id. Raises OSError, SetupError."""
-    user = _FIRST_USER + secrets.randbelow(_USERS) if own_ids is not None and os.geteuid() == 0 else None
-    # The first process of a namespace is not touched by the signal of a soft limit, and killed at the hard one.
-    calls = [*confine.surrender(bounds, user, grace=0)]
-    calls += [(os.closerange, between, "closed files") for between in ((3, line), (line + 1, _MANY))]
     if own_ids is not None:
-        mounts = [*confine.own_mounts(), *confine.fresh_tmp(bounds, user, _readable())]
-        calls = [*mounts, *calls, *confine.filtered(bounds)]
         confine.perform([(_LIBC.unshare, (_CLONE_NEWPID,), "a namespace of processes")])
     child = -1
     try:
@@ -110,20 +127,14 @@ def _begin(role: str, check: str, bounds: Bounds, line: int, own_ids: int | None
         return child
     try:
         os.setsid()
+        os.dup2(line, _LINK)
         confine.perform(calls)
         os.chdir(work)
-        if role == "tests":
-            importlib.import_module("rft.sandbox.inside.tests").main(line, check)
-        else:
-            candidate.main(line)
+        main_of_child()
     except (SetupError, OSError) as error:
         os.write(2, f"{error}\n".encode())
     finally:
         os._exit(0)
-
-
-def _readable() -> list[str]:
-    return [*sys.argv[4:], sys.base_prefix, sys.base_exec_prefix]
 
 
 def _folder() -> str:
