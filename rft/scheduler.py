@@ -106,8 +106,13 @@ class Scheduler:
 
     @property
     def expected(self) -> float:
-        """Samples that there will be if the other tasks take as many as those that are done took."""
-        return self.wanted * self.tasks / self.done_tasks if self.done_tasks else float(self.bound)
+        """Samples that there will be if the other tasks take as many as those that are done took.
+
+        Until a pilot is complete only the quick ones are done, and the bound is all that is known.
+        """
+        if not self.done_tasks or any(pilot.missing for pilot in self._pilots.values()):
+            return float(self.bound)
+        return self.wanted * self.tasks / self.done_tasks
 
     @property
     def idle(self) -> bool:
