@@ -21,7 +21,7 @@ name: checked
 tasks:
   sources:
     - {{name: sums, type: jsonl, path: {path}}}
-sampler: {{model: "random:2x32"}}
+sampler: {{model: "random:2x64"}}
 """
 
 
