@@ -8,6 +8,7 @@ inside/gym_judge.py).
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ MAX_ANSWER = 20_000
 """Characters of an extracted answer; scorers parse boards and lists, none needs so many."""
 MEMORY = 1 << 30
 _JUDGE = Path(__file__).parent / "inside" / "gym_judge.py"
+_NO_NUMBER = re.compile(r"[\s\d.,+\-*/()ij]*(?:nan|inf(?:inity)?)(?:nan|inf|inity|[\s\d.,+\-*/()ij])*", re.IGNORECASE)
+"""Not a number, or none that is finite: scorers compare it with a tolerance, which it can pass."""
 Rule = Literal["tagged", "boxed", "last_line", "whole"]
 
 
@@ -125,6 +128,8 @@ class ReasoningGym:
             return self._say.rejected("no answer", score=0.0)
         if len(answer) > MAX_ANSWER:
             return self._say.rejected("answer too long", f"{len(answer)} characters", score=0.0)
+        if _NO_NUMBER.fullmatch(answer) and not _NO_NUMBER.fullmatch(str(right)):
+            return self._say.rejected("no number", answer[:100], score=0.0)
         request = {
             "dataset": _dataset(data),
             "params": data.get("params") or {},

@@ -77,6 +77,15 @@ def test_scorers_that_would_run_an_answer_only_read_it(verifier: Verifier, name:
         assert verifier.judge(task, f"<answer>{task.gold}</answer>").outcome is Outcome.ACCEPTED
 
 
+def test_what_is_no_number_is_no_answer(verifier: Verifier) -> None:
+    """The scorer of complex_arithmetic gives 1 for it: no difference to it is too large."""
+    task = gym_task("complex_arithmetic")
+    for answer in ("nan", "NaN", "nan + nanj", "-inf", "(nan+1j)", "infinity"):
+        assert verifier.judge(task, answer).reason == "no number", answer
+    assert verifier.judge(task, "a banana").reason != "no number"
+    assert verifier.judge(task, task.gold or "").outcome is Outcome.ACCEPTED
+
+
 def test_a_task_of_no_generator_says_so(verifier: Verifier) -> None:
     entry = gym_task("chain_sum").check.data["entry"]
     problem = verifier.problem(task_of("reasoning_gym", {"dataset": "chain_sums", "entry": entry}))
