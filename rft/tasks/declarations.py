@@ -30,6 +30,8 @@ VERIFIER = "python_tests"
 HELD_OUT_ONE_IN = 4
 """One file of so many is held out."""
 EXAMPLES = "examples"
+VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "math", "string"})
+"""What an example may import: what these make travels to another process by value."""
 Shown = Literal["first", "none", "all"]
 """Which of the examples the prompt shows: an example that is shown can be answered by heart, one that is not decides
 only what the prose says. All of them judge."""
@@ -261,9 +263,24 @@ def _is_known(statements: Sequence[ast.stmt], name: str) -> bool:
     """Whether the last statement uses only the function, builtins that do nothing to the world, and what the
     statements before it define."""
     needed = _needed_for(statements[-1], statements[:-1])
+    if not all(_gives_values(node) for node in [*needed, statements[-1]]):
+        return False
     bound = set().union(*(_bound(node) for node in [*needed, statements[-1]]), {name})
     used = set().union(*(_names(node, ast.Load) for node in [*needed, statements[-1]]))
     return all(each in bound or each in ModuleContext.BUILTINS for each in used)
+
+
+def _gives_values(statement: ast.stmt) -> bool:
+    """Whether it makes nothing but values, which can be handed to a program in another process: no functions, no
+    classes, no objects such as open files."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.GeneratorExp):
+            return False
+        if isinstance(node, ast.Import) and not all(alias.name in VALUE_MODULES for alias in node.names):
+            return False
+        if isinstance(node, ast.ImportFrom) and node.module not in VALUE_MODULES:
+            return False
+    return True
 
 
 def _needed_for(node: ast.stmt, before: Sequence[ast.stmt]) -> list[ast.stmt]:
