@@ -79,4 +79,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is stored and closed: no thread of a judge that still waits may hold up the end

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from rft.diversity import Distinct, answer_key
@@ -19,6 +20,7 @@ TRIES = 3
 """Judgements of one sample in an attempt before it is left unscored for want of a judge that works."""
 PAUSES = (0.2, 1.0)
 """Seconds before the second and the third."""
+PATIENCE_SECONDS = 5.0
 BROKEN_AFTER = 16
 """Samples in a row on which the judge failed, none of them judged in between: it will not work by itself again."""
 
@@ -71,12 +73,16 @@ class Judges:
             found.append(got)
 
     def close(self) -> None:
-        """End the threads; what is being judged is waited for, what waits is not judged."""
+        """End the threads; what waits is not judged, what is being judged is waited for a moment.
+
+        A judge that takes longer ends when its verifier is closed; what it was about is judged another time.
+        """
         self._ending.set()
         for _ in self._threads:
             self._work.put(None)
+        deadline = time.monotonic() + PATIENCE_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _judge(self) -> None:
         while (work := self._work.get()) is not None:

@@ -49,8 +49,8 @@ from trainer.reporting import Reporter
 WAIT_SECONDS = 0.1
 """How long a turn waits for news from the sampler, and so how late a verdict may be noticed."""
 BACKLOG_PER_WORKER = 8
-GRACE_SHARE = 0.5
-"""Of the time to stop in, the part for samples that are on their way."""
+GRACE_SHARE = 0.4
+"""Of the time to stop in, the part for samples that are on their way; the rest is for ending sampler and judges."""
 
 
 @dataclass(frozen=True)
