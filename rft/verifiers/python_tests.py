@@ -123,13 +123,13 @@ class PythonTests:
         check = json.dumps({key: data[key] for key in data if key != "format"}, sort_keys=True)
         problem = _problem(check, data.get("format"))
         if problem is not None:
-            return self._verdict(Finding("machine", "the tests cannot be run", problem), begun)
+            return self._verdict(Finding("machine", "the tests cannot be run", problem), begun, ran=False)
         source = program(completion, data)
         if source is None:
-            return self._verdict(Finding("rejected", "has no code"), begun)
+            return self._verdict(Finding("rejected", "has no code"), begun, ran=False)
         if "\0" in source or not _encodable(source):
             finding = Finding("rejected", "does not compile", "it has characters that no source can have")
-            return self._verdict(finding, begun)
+            return self._verdict(finding, begun, ran=False)
         return self._verdict(self._found(check, source), begun)
 
     def _found(self, check: str, source: str) -> Finding:
@@ -152,7 +152,7 @@ class PythonTests:
             words = str(error)
         return Finding("machine", "the judge was lost", words)
 
-    def _verdict(self, finding: Finding, begun: float) -> Verdict:
+    def _verdict(self, finding: Finding, begun: float, ran: bool = True) -> Verdict:
         outcome = _OUTCOMES.get(finding.outcome, Outcome.ERROR)
         score = None
         if self._settings.partial_credit and outcome is not Outcome.ERROR and finding.expected:

@@ -26,6 +26,7 @@ LENGTH = struct.Struct(">I")
 _FILE = "<tests>"
 _MAX_RECEIVED, _MAX_SENT = 1 << 23, 1 << 26
 _MAX_SHOWN = 400
+_MAX_NAME = 60
 _COUNT = "__mens_assertion_held__"
 _DOCTEST = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.DONT_ACCEPT_TRUE_FOR_1
 _RAISED = "Traceback (most recent call last):"
@@ -140,7 +141,7 @@ class Run:
                 return self._ended(expected)
             except BaseException as error:  # noqa: BLE001  (the program's, told by its process)
                 broken = isinstance(error, SyntaxError) and "exec(" not in self.peer.trace
-                reason = "does not compile" if broken else f"raises {type(error).__name__} when loaded"
+                reason = "does not compile" if broken else f"raises {_name(error)} when loaded"
                 return self._finding("rejected", reason, expected, self.peer.trace)
             if not isinstance(defined, dict):
                 return self._finding("rejected", "breaks the protocol", expected)
@@ -236,8 +237,8 @@ class Run:
 
     def _failed(self, error: BaseException, expected: int | None, step: Step | None = None) -> dict[str, Any]:
         if error is self.peer.error:
-            return self._finding("rejected", f"raises {type(error).__name__}", expected, self.peer.trace)
-        reason = "assertion failed" if isinstance(error, AssertionError) else f"test raises {type(error).__name__}"
+            return self._finding("rejected", f"raises {_name(error)}", expected, self.peer.trace)
+        reason = "assertion failed" if isinstance(error, AssertionError) else f"test raises {_name(error)}"
         where = step.text if step is not None else self._line_of(error)
         lines = [_short(where), self._last_call(), _short(trace_of(error.with_traceback(None)))]
         return self._finding("rejected", reason, expected, "\n".join(line for line in lines if line).strip())
@@ -398,6 +399,12 @@ def _agrees(wanted: str, got: str) -> bool:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
     return type(expected) is type(value) and bool(expected == value)
+
+
+def _name(error: BaseException) -> str:
+    """Of its class, which the program may have named."""
+    name = type(error).__name__
+    return name if name.isidentifier() and len(name) <= _MAX_NAME else "an exception"
 
 
 def _shown(value: Any) -> str:
