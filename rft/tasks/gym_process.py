@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from rft.tasks.gym_package import GymError
@@ -18,7 +18,7 @@ COMMAND = (sys.executable, "-P", "-m", "rft.tasks.gym_worker")
 
 def entries(
     dataset: str, params: Mapping[str, Any], firsts: Sequence[int], size: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """``(number, entry)`` of ``size`` entries from each of ``firsts``, as JSON values.
 
     Its process ends with it, also when it is closed. Raises GymError.

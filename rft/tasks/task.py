@@ -25,9 +25,9 @@ class Task(msgspec.Struct, frozen=True):
     """One prompt to be sampled from.
 
     ``id`` is unique within a job and stays the same from run to run: ``SOURCE/KEY``. ``messages`` end with a user
-    turn; ``tools`` are JSON Schemas for the chat template. ``gold`` is a completion that the verifier must accept, judged
-    before a token is spent. ``cluster`` names what tasks have in common that are no independent evidence (the same
-    file, the same generator and difficulty); by default the task itself. ``file``/``line`` say where it was read.
+    turn; ``tools`` are JSON Schemas for the chat template. ``gold`` is a completion that the verifier must accept,
+    judged before a token is spent. ``cluster`` names what tasks have in common that are no independent evidence (the
+    same file, the same generator and difficulty); by default the task itself. ``file``/``line`` say where it was read.
     """
 
     id: str
