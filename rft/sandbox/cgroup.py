@@ -15,7 +15,7 @@ from pathlib import Path
 from supervisor.sensors.cgroup import Hierarchy, group_folder
 
 _CONTROLLERS = ("memory", "pids")
-_LEFT_BEHIND = re.compile(r"mens-judge-(\d+)-")
+_LEFT_BEHIND_SECONDS = 48 * 3600.0
 _ENTER = 'for place in $PLACES; do echo $$ > "$place" || exit 125; done; unset PLACES; exec "$@"'
 _PATIENCE_SECONDS = 2.0
 
@@ -77,6 +77,7 @@ class Groups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._mark = os.urandom(6).hex()
         self._parents: dict[str, Path] | None = None
         self._idle: list[Group] = []
         self._all: list[Group] = []
@@ -124,9 +125,9 @@ class Groups:
         number = next(self._numbers)
         folders: dict[str, Path] = {}
         for controller, parent in self._parents.items():
-            folder = parent / f"mens-judge-{os.getpid()}-{number}-{id(self) & 0xFFFF:x}"
+            folder = parent / f"mens-judge-{self._mark}-{number}"
             with contextlib.suppress(OSError):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir()
                 folders[controller] = folder
         group = Group(folders)
         if folders:
@@ -174,11 +175,10 @@ def _candidates(controller: str, groups: str, mounts: str) -> Iterator[Path]:
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Groups of jobs that were killed."""
+    """Groups of jobs that were killed; one that is in use can't be removed."""
     for folder in parent.glob("mens-judge-*"):
-        found = _LEFT_BEHIND.match(folder.name)
-        if found and not Path("/proc", found[1]).exists():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _LEFT_BEHIND_SECONDS:
                 folder.rmdir()
 
 
