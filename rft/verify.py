@@ -22,7 +22,7 @@ from rft.verifiers.cache import CachedVerifier
 from rft.verifiers.in_order import in_order
 from rft.verifiers.limits import judges_at_a_time
 from rft.verifiers.registry import build, located_settings
-from rft.verifiers.verdict import Outcome, Verdict
+from rft.verifiers.verdict import Isolation, Outcome, Verdict
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from supervisor.config_errors import problems_of
 from supervisor.jobs import Problem
@@ -59,13 +59,15 @@ class Candidate:
 
 @dataclass
 class Summary:
-    """Counts of verdicts; ``reasons`` of the rejected ones."""
+    """Counts of verdicts; ``reasons`` of the rejected ones; ``unprotected``: of completions run without isolation."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    unprotected: int = 0
 
     def add(self, verdict: Verdict) -> None:
         self.outcomes[verdict.outcome] += 1
+        self.unprotected += verdict.isolation is Isolation.NONE
         if verdict.outcome is Outcome.REJECTED:
             self.reasons[verdict.reason] += 1
 
@@ -84,6 +86,8 @@ class Summary:
         yield f"{total} rows in {seconds:.1f} s ({total / max(seconds, 1e-9):.1f}/s): {', '.join(counts)}"
         for reason, count in self.reasons.most_common():
             yield f"  rejected {count}x: {reason}"
+        if self.unprotected:
+            yield f"  {self.unprotected} of them ran without isolation, as you"
 
 
 def verify(request: Request) -> bool:

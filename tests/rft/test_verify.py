@@ -113,6 +113,18 @@ def test_a_verifier_of_ones_own_judges_with_its_projects_files(
     assert "\u2018x\u2019 undeclared" in found[1]["diagnostic"]
 
 
+def test_judging_without_isolation_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "spec.yaml").write_text(
+        "name: command\nsettings: {command: [grep, -q, right, '{file}'], proof: static, file: a.txt, take: answer, "
+        "must_reject: [wrong]}\n"
+    )
+    tasks = write_rows(tmp_path / "t.jsonl", [{"id": "t", "prompt": "?", "verifier": "command"}])
+    rows = candidates(tmp_path, ("t", "right"), ("t", "no"))
+    arguments = ("--tasks", tasks, "--candidates", rows, "--verifier", tmp_path / "spec.yaml")
+    assert verify(*arguments, "--isolation", "none") == 0
+    assert capsys.readouterr().out.endswith("  2 of them ran without isolation, as you\n")
+
+
 BAD_ROWS: list[tuple[list[Any], str]] = [
     ([{"task_id": "nine", "completion": ""}], "candidates.jsonl:1: there is no task 'nine'; ids look like 'one'."),
     ([{"task_id": "one", "completion": "2"}, {"task_id": "one"}], "candidates.jsonl:2: the row has no 'completion'."),
