@@ -21,6 +21,7 @@ from rft.tasks.task import Check, Task
 from rft.verifiers.verdict import Isolation, Outcome, Verdict
 from trainer.base_model import locate
 
+pytestmark = pytest.mark.slow
 EACH, TEMPERATURE = 4, 0.8
 
 

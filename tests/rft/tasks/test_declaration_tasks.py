@@ -187,6 +187,7 @@ def test_held_out_files_give_no_task_to_train_on_nor_does_a_copy_of_their_functi
 
 
 # proves RFT-1
+@pytest.mark.slow
 def test_the_standard_library_has_such_functions_and_a_sample_of_them_is_stable(tmp_path: Path) -> None:
     section = TaskSourceSection.model_validate(
         {"name": "std", "type": "declarations", "path": "stdlib", "max_tasks": 5, "params": {"examples": "all"}}
