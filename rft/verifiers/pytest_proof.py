@@ -24,6 +24,7 @@ from rft.verifiers.inside import pytest_side
 from rft.verifiers.verdict import Isolation, Outcome
 
 _SIDE = "mens_pytest_side.py"
+_ANSWER = "ready(os.dup(0))()"
 _NO_TESTS = 5
 """pytest's exit code when it has collected nothing."""
 
@@ -91,9 +92,7 @@ def run(
     side = {_SIDE: Path(pytest_side.__file__).read_bytes(), "mens_spec.json": json.dumps(spec).encode()}
     ours, theirs = socket.socketpair()
     tests = [python, "-I", "-B", _SIDE]
-    start = (
-        f"import os, sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.candidate import main; main(os.dup(0))"
-    )
+    start = f"import os, sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.candidate import ready; {_ANSWER}"
     with ours, theirs:
         judged = _InThread(sandbox, [python, "-I", "-B", "-c", start], {}, limits, folders, environment, theirs)
         judging = _InThread(sandbox, tests, {**files, **side}, limits, folders, environment, ours)

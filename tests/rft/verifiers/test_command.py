@@ -19,17 +19,26 @@ from rft.verifiers.verdict import Isolation, Outcome
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from supervisor.problems import ConfigError
 
+PATIENT = {"timeout_seconds": 300.0}
+"""So that a slow machine changes nothing."""
 GCC: dict[str, Any] = {
     "command": ["gcc", "-fsyntax-only", "-Wall", "check.c"],
     "proof": "static",
     "file": "answer.c",
     "must_reject": ["int add(int a, {"],
+    "limits": PATIENT,
 }
 ADD_IN_C = "int add(int a, int b) { return a + b; }"
 CHECK_C = '#include "answer.c"\nint main(void) { int (*f)(int, int) = add; return f(1, 2); }\n'
 CHECK_RS = 'fn main() { let sum: u64 = answer::add(1, 2); println!("{sum}"); }\n'
 CRATE = '[package]\nname = "answer"\nversion = "0.1.0"\nedition = "2021"\n'
-SUM = {"command": ["./sum"], "build": ["gcc", "{file}", "-o", "sum"], "proof": "output", "file": "answer.c"}
+SUM: dict[str, Any] = {
+    "command": ["./sum"],
+    "build": ["gcc", "{file}", "-o", "sum"],
+    "proof": "output",
+    "file": "answer.c",
+    "limits": PATIENT,
+}
 CASES = [{"input": "2 3\n", "output": "5\n"}, {"input": "10 -4\n", "output": "6"}]
 
 
@@ -110,6 +119,7 @@ def test_cargo_check_judges_with_its_own_words(crate: Path) -> None:
         "proof": "static",
         "file": "src/lib.rs",
         "project": str(crate),
+        "limits": PATIENT,
         "must_accept": ["pub fn anything() {}"],
         "must_reject": ["pub fn add(a: u64, b: u64) -> u64 { a + c }"],
     }
@@ -158,10 +168,10 @@ def test_a_program_that_computes_passes(summing: Verifier) -> None:
 
 
 def test_time_and_output_are_limited() -> None:
-    limits = {"timeout_seconds": 1.5, "output_kib": 8}
-    with opened("command", {**SUM, "limits": limits}) as verifier:
-        task = task_of("command", {"cases": CASES})
+    task = task_of("command", {"cases": CASES})
+    with opened("command", {**SUM, "limits": {"timeout_seconds": 1.5}}) as verifier:
         assert verifier.judge(task, fenced("int main() { for (;;); }")).outcome is Outcome.TIMEOUT
+    with opened("command", {**SUM, "limits": {**PATIENT, "output_kib": 8}}) as verifier:
         endless = '#include <stdio.h>\nint main() { for (;;) puts("5"); }'
         assert verifier.judge(task, fenced(endless)).reason == "used too much output"
 
@@ -180,6 +190,7 @@ def test_the_environment_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> No
         "file": "answer.txt",
         "take": "answer",
         "must_reject": ["x"],
+        "limits": PATIENT,
         "must_contain": ["y"],
         "environment": {"GIVEN": "given-value"},
     }

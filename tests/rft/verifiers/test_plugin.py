@@ -57,7 +57,7 @@ class Longest:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "longest.py").write_text(SOURCE)
-    return {"file": str(tmp_path / "longest.py"), "name": "Longest", "settings": {"limit": 10}, "timeout_seconds": 2.0}
+    return {"file": str(tmp_path / "longest.py"), "name": "Longest", "settings": {"limit": 10}, "timeout_seconds": 300.0}
 
 
 def test_a_class_in_a_file_judges_in_a_sandbox(
@@ -75,11 +75,18 @@ def test_a_class_in_a_file_judges_in_a_sandbox(
         assert (scored.outcome, scored.score) == (Outcome.REJECTED, 0.25)
         for _ in range(2):  # nothing lasts from one judgement to the next
             assert verifier.judge(task, "seen").outcome is Outcome.ACCEPTED
-        assert verifier.judge(task, "hang").outcome is Outcome.TIMEOUT
         raised = verifier.judge(task, "raise")
         assert raised.outcome is Outcome.ERROR and "no idea" in raised.diagnostic
         assert verifier.judge(task, "nonsense").outcome is Outcome.ERROR
         assert verifier.judge(task, "look").diagnostic == "[False]"
+
+
+def test_a_class_that_hangs_is_out_of_time_and_asked_again(settings: dict[str, Any]) -> None:
+    task = task_of("python", {"word": "ab", "host": ""})
+    with opened("python", {**settings, "timeout_seconds": 2.0}) as verifier:
+        assert verifier.judge(task, "hang").outcome is Outcome.TIMEOUT
+        verdicts = (verifier.judge(task, "about").outcome for _ in range(30))
+        assert Outcome.ACCEPTED in verdicts
 
 
 def test_a_class_that_cannot_be_made_is_refused(settings: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "command": [str(Path(sys.executable).parent / "pytest")],
     "proof": "pytest",
     "file": "solution.py",
+    "limits": {"timeout_seconds": 300.0},  # so that a slow machine changes nothing
 }
 TESTS = """
 import pytest

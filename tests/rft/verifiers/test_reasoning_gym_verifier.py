@@ -36,7 +36,7 @@ def gym_task(name: str, index: int = 0, **params: Any) -> Task:
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
-    with opened("reasoning_gym", {"timeout_seconds": 20.0}) as found:
+    with opened("reasoning_gym", {"timeout_seconds": 60.0}) as found:
         yield found
 
 
@@ -54,11 +54,11 @@ def test_the_right_answer_is_accepted_and_another_is_not(verifier: Verifier) -> 
 def test_a_score_below_the_threshold_is_no_pass_but_stays_a_score() -> None:
     task = gym_task("chain_sum")
     right = task.check.data["entry"]["answer"]
-    with opened("reasoning_gym", {"extract": ["whole"]}) as strict:
+    with opened("reasoning_gym", {"extract": ["whole"], "timeout_seconds": 300.0}) as strict:
         verdict = strict.judge(task, f"{right} or so")
         assert verdict.outcome is Outcome.REJECTED and 0 < (verdict.score or 0) < 1
         assert verdict.reward == verdict.score
-    with opened("reasoning_gym", {"extract": ["whole"], "threshold": 0.1}) as lax:
+    with opened("reasoning_gym", {"extract": ["whole"], "threshold": 0.1, "timeout_seconds": 300.0}) as lax:
         assert lax.judge(task, f"{right} or so").outcome is Outcome.ACCEPTED
 
 
