@@ -23,6 +23,7 @@ PILOT_TASKS = 64
 MAX_TRIES = 9
 """Judge's failures on one sample after which it stays unscored."""
 
+_ACCEPTED, _ERROR = Outcome.ACCEPTED.value, Outcome.ERROR.value
 _MEANS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _STRENGTH_SPREAD = 0.7
@@ -99,28 +100,43 @@ def need(budget: BudgetSection, most: int, samples: Mapping[int, State], prior: 
 
     Samples beyond the round at which the task is done are not looked at.
     """
+    keys: Counter[str | None] = Counter()
+    scored = looked_at = 0
+    refused = missing = False
     for bound in rounds(budget, most):
-        within = [samples[index] for index in range(bound) if index in samples]
-        if any(state.outcome == REFUSED for state in within):
+        for index in range(looked_at, bound):
+            state = samples.get(index)
+            outcome = None if state is None else state.outcome
+            if state is None or outcome is None:
+                missing = True
+            elif outcome == _ACCEPTED:
+                keys[state.key] += 1
+                scored += 1
+            elif outcome == REFUSED:
+                refused = True
+            elif outcome != _ERROR:
+                scored += 1
+            elif state.tries < MAX_TRIES:
+                missing = True
+        looked_at = bound
+        if refused:
             return Need(bound, Why.REFUSED)
-        if len(within) < bound or not all(is_settled(state) for state in within):
+        if missing:
             return Need(bound, Why.ROUND)
         if bound == most:
             return Need(bound, Why.ALL)
-        keys = Counter(state.key for state in within if state.outcome == Outcome.ACCEPTED)
         if len(keys) >= budget.accepted_per_task:
             return Need(bound, Why.ENOUGH)
         if prior is None:
             return Need(bound, Why.PILOT)
-        accepted, scored = tally(within)
-        if prior.chance(accepted, scored) * _new_answer(keys) < budget.hopeless_below:
+        if prior.chance(keys.total(), scored) * _new_answer(keys) < budget.hopeless_below:
             return Need(bound, Why.HOPELESS)
     raise AssertionError("the last round always decides")
 
 
 def is_settled(state: State) -> bool:
     """Whether nothing more will be learnt about a sample: judged, refused, or given up by the judge."""
-    return state.outcome is not None and (state.outcome != Outcome.ERROR or state.tries >= MAX_TRIES)
+    return state.outcome is not None and (state.outcome != _ERROR or state.tries >= MAX_TRIES)
 
 
 def tally(states: Iterable[State]) -> tuple[int, int]:
