@@ -26,7 +26,7 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest tests -m 'not slow' -n $(JOBS) --dist loadfile
 
-# What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
+# What `make test` leaves out: real runs that take minutes, 20 kills at random moments among them; about twenty minutes.
 kill-test: install
 	$(BIN)/python -m pytest tests -m slow
 
