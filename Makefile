@@ -48,7 +48,7 @@ bubblewrap:
 test: install bubblewrap
 	$(BIN)/python -m pytest tests -m 'not slow' -n $(JOBS) --dist loadfile
 
-# What `make test` leaves out: 20 kills at random moments of real runs, about ten minutes.
+# What `make test` leaves out: real runs that take minutes, 20 kills at random moments among them; about twenty minutes.
 kill-test: install bubblewrap
 	$(BIN)/python -m pytest tests -m 'slow and not vllm'
 

@@ -20,7 +20,8 @@ QUANTILE = 0.975
 """Of Student's t: a difference within noise goes beyond it, up or down, in one case of twenty."""
 ASSUMED_CORRELATION = 0.9
 """Between the rows' losses before and after some training: what makes a row hard stays. It is known only once there are
-two evaluations, so this is a cautious guess; from then on the measured noise of the difference is used."""
+two evaluations, so this is a cautious guess (the quickstart has 0.98 over its first 16 steps and 0.998 over the next);
+from then on the measured noise of the difference is used."""
 
 
 @dataclass(frozen=True)

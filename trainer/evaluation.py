@@ -219,7 +219,8 @@ def _sentence(judged: Judged, patience: int | None) -> str:
             return f"{figure}: better than before"
         case Verdict.STALE:
             allowed = "" if patience is None else f" of {patience}"
-            return f"{figure} on step {judged.standing.reference.step}: no gain ({judged.standing.stale}{allowed})"
+            stale = f"no gain worth min_delta ({judged.standing.stale}{allowed})"
+            return f"{figure} on step {judged.standing.reference.step}: {stale}"
         case _:
             return f"{figure} on step {judged.standing.reference.step}: within noise, not counted"
 

@@ -36,7 +36,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = [
             pool.submit(carry_out, number, _plan(options.only, seed, number, pool_of_faults), place, undisturbed)
-            for number in range(1, options.runs + 1)
+            for number in options.again or range(1, options.runs + 1)
         ]
         for future in as_completed(waiting):
             results.append(future.result())
@@ -56,6 +56,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--only", choices=sorted(BY_NAME), help="this fault alone, in every run")
+    parser.add_argument("--again", metavar="NUMBER", type=int, nargs="+", help="only these runs, as the seed has them")
     parser.add_argument("--certificate", type=Path, help="also write the certificate here")
     return parser.parse_args()
 

@@ -147,6 +147,7 @@ def test_no_good_checkpoint_left_stops_the_run(tmp_path: Path, ended_early: Path
 
 
 # proves SUP-2, SUP-3, SUP-4: out of memory whatever is done walks the ladder once and gives up
+@pytest.mark.slow
 def test_a_deterministic_oom_walks_the_ladder_and_gives_up(tmp_path: Path) -> None:
     place = tmp_path / "run"
     changes = {
@@ -192,6 +193,7 @@ def test_a_deterministic_oom_walks_the_ladder_and_gives_up(tmp_path: Path) -> No
 
 
 # proves SUP-3, SUP-4: relieved, the run goes on from its checkpoint; every planned step, token and row gets done
+@pytest.mark.slow
 def test_relief_that_helps(tmp_path: Path) -> None:
     place = tmp_path / "run"
     relieved = {"relief.seq_len_rungs": [96, 64], **faults({"do": "oom", "at": 4, "limit": 64})}

@@ -139,7 +139,7 @@ def test_loading_ends_at_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where
 
 def test_the_process_exits_with_three(tiny: Tiny) -> None:
     """The real command and a real signal from outside, somewhere in a long run."""
-    spec = tiny.prepare("process", {"train.max_steps": 100_000}, force_overfit=True)
+    spec = tiny.prepare("process", {"train.max_steps": 10_000}, force_overfit=True)
     paths = RunPaths(tiny.root / "process")
     with open(tiny.root / "stderr.log", "wb") as stderr:
         process = subprocess.Popen(
