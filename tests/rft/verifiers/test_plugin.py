@@ -57,7 +57,8 @@ class Longest:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "longest.py").write_text(SOURCE)
-    return {"file": str(tmp_path / "longest.py"), "name": "Longest", "settings": {"limit": 10}, "timeout_seconds": 300.0}
+    file = str(tmp_path / "longest.py")
+    return {"file": file, "name": "Longest", "settings": {"limit": 10}, "timeout_seconds": 300.0}
 
 
 def test_a_class_in_a_file_judges_in_a_sandbox(
