@@ -176,16 +176,17 @@ class _Disturbed:
         step = beat.step if beat else 0
         ended = observe.count(self.paths, "attempt_ended")
         now = time.time()
-        if not entry.fault.inside:
-            struck = strike.STRIKES[entry.fault.name](self.run_dir, self.process, attempt)
-            if not struck:
+        fault = entry.fault
+        if not fault.inside and not strike.STRIKES[fault.name](self.run_dir, self.process, attempt):
+            if fault.name not in strike.KILLS_BOTH:
                 return self.process.poll() is None
-        self.found.struck.append(Struck(entry.fault.name, attempt, step, now))
-        if self.process.poll() is not None and entry.fault.name in strike.NEEDS_A_NEW_SUPERVISOR:
+            fault = BY_NAME["kill_supervisor"]  # the trainer had just ended by itself
+        self.found.struck.append(Struck(fault.name, attempt, step, now))
+        if self.process.poll() is not None and fault.name in strike.NEEDS_A_NEW_SUPERVISOR:
             self.process = self._start()
             self._wait(lambda: observe.has_begun(self.paths, now), "the next supervisor to begin")
-        elif entry.fault.expected:
-            self._wait(lambda: observe.count(self.paths, "attempt_ended") > ended, f"{entry.fault.name} to be met")
+        elif fault.expected:
+            self._wait(lambda: observe.count(self.paths, "attempt_ended") > ended, f"{fault.name} to be met")
         return self.process.poll() is None
 
     def _wait_for_moment(self, entry: Strike) -> int | None:
@@ -221,7 +222,7 @@ class _Disturbed:
 
     def _judge(self) -> None:
         found, paths = self.found, self.paths
-        faults = [entry.fault for entry in self.plan if any(struck.name == entry.fault.name for struck in found.struck)]
+        faults = [BY_NAME[name] for name in dict.fromkeys(struck.name for struck in found.struck)]
         for entry in self.plan:
             # A save that is due may fall to another attempt; anything else inside the trainer must have struck.
             missed = entry.fault not in faults and entry.fault.inside and entry.fault.name != "save_enospc"

@@ -17,7 +17,8 @@ from supervisor.sensors.mounts import SHARED_MEMORY
 from supervisor.supervise.snapshots import OWNER_NAME
 
 Supervisor = subprocess.Popen[str]
-NEEDS_A_NEW_SUPERVISOR = ("kill_supervisor", "kill_both", "lose_power", "stop_and_go_on")
+KILLS_BOTH = ("kill_both", "lose_power")
+NEEDS_A_NEW_SUPERVISOR = ("kill_supervisor", *KILLS_BOTH, "stop_and_go_on")
 
 
 def _trainer(run_dir: Path) -> int | None:
