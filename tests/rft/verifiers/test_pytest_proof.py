@@ -109,6 +109,13 @@ ATTACKS = {
 }  # fmt: skip
 
 
+QUICK = (
+    "nothing", "exits at once", "skips each test", "equals everything", "writes over the tests", "patches pytest",
+    "prints that it passed", "kills everybody",
+)  # fmt: skip
+"""What is tried each time; the others are slow only in number."""
+
+
 def asking(**more: Any) -> Task:
     return task_of("command", {"files": {"test_it.py": TESTS}}, **more)
 
@@ -125,7 +132,9 @@ def test_a_right_module_passes_all_tests(verifier: Verifier) -> None:
     assert (verdict.passed, verdict.expected) == (4, 4)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ATTACKS]
+)
 def test_nothing_passes_without_solving(verifier: Verifier, attack: str) -> None:
     verdict = verifier.judge(asking(), fenced(ATTACKS[attack]))
     assert verdict.outcome is Outcome.REJECTED, verdict
