@@ -130,7 +130,7 @@ class Ours(Side):
             "limits.max_hours": 1000.0,
         }
         options = [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-        where = ["--run-dir", self._paths.root, "--max-attempts", "50", "--no-live"]
+        where = ["--run-dir", self._paths.root, "--max-attempts", "50", "--no-live", "--force-overfit"]
         super().__init__(folder, [BIN / "mens-sup", "run", config, *where, *options], {})
 
     def may_be_killed(self) -> bool:
