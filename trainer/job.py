@@ -208,10 +208,10 @@ class SftKind:
 
     def preflight(self, sections: BaseModel) -> list[Problem]:
         assert isinstance(sections, SftSections)
-        model = sections.model
+        model, fallback = sections.model, sections.model.fallback
         return [
             *base_problems("model.base", model.base, model.revision),
-            *(base_problems("model.fallback.base", model.fallback.base, model.fallback.revision) if model.fallback else []),
+            *(base_problems("model.fallback.base", fallback.base, fallback.revision) if fallback else []),
             *hardware_problems(sections),
             *file_problems("model.chat_template", sections.model.chat_template),
             *file_problems("data.system_prompt_file", sections.data.system_prompt_file),

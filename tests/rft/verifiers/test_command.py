@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ def crate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def has_cargo() -> bool:
+    try:
+        return subprocess.run(["cargo", "--version"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not has_cargo(), reason="there is no Rust on this machine")
 def test_cargo_check_judges_with_its_own_words(crate: Path) -> None:
     settings = {
         "command": ["cargo", "check", "--offline", "--quiet", "--message-format=json"],

@@ -88,7 +88,7 @@ def _unpacked(mix: Mix, index: int, path: Path, shown: str) -> Iterator[tuple[in
 
 
 def humaneval_file() -> Path | None:
-    """Where its problems are, or None. Without importing the package, whose dependencies are not needed for its data."""
+    """Where its problems are, or None. The package is not imported: its data needs none of its dependencies."""
     spec = importlib.util.find_spec(HUMANEVAL_PACKAGE)
     if spec is None or spec.origin is None:
         return None
