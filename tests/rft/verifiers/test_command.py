@@ -121,7 +121,7 @@ def has_cargo() -> bool:
         return False
 
 
-@pytest.mark.skipif(not has_cargo(), reason="there is no Rust on this machine")
+@pytest.mark.skipif(not has_cargo(), reason="cargo does not run here: no Rust, or none for this user")
 def test_cargo_check_judges_with_its_own_words(crate: Path) -> None:
     settings = {
         "command": ["cargo", "check", "--offline", "--quiet", "--message-format=json"],
