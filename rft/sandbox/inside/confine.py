@@ -6,6 +6,7 @@ page of Python's that it touches, and so touches as few as it can.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -163,6 +164,20 @@ def bar_capabilities() -> None:
 def hide_from_others() -> None:
     """Nobody of the same user may look into this process."""
     _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kill and reap everything below this process, which is a subreaper: also what sits in sessions of its own, and
+    what becomes a child only when its parent has been killed."""
+    me = os.getpid()
+    while True:
+        for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def default_signals() -> None:

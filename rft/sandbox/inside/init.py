@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def _run(spec: dict[str, Any], files: dict[str, bytes], bounds: Bounds) -> dict[
         if pid == child:
             break
     if bounds.bare:
-        _end_descendants(child)
+        confine.end_descendants()
     return {"code": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime}
 
 
@@ -93,21 +92,6 @@ def _become(spec: dict[str, Any], bounds: Bounds, problems: int) -> None:
             os.write(problems, json.dumps({"start": error.strerror or str(error)}).encode())
     finally:
         os._exit(1)
-
-
-def _end_descendants(leader: int) -> None:
-    """Kill and reap what the command has left, also in sessions of its own: orphans become this process's children."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    me = os.getpid()
-    while True:
-        for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(pid), signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rft.sandbox.inside import candidate, confine, rehearsal
@@ -160,22 +159,8 @@ def _watch(child: int, control: socket.socket, bare: bool) -> dict[str, Any]:
         os.close(ended)
     _, status, usage = os.wait4(child, 0)
     if bare:
-        _end_descendants(child)
+        confine.end_descendants()
     return {"code": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime}
-
-
-def _end_descendants(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    me = os.getpid()
-    while True:
-        for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(pid), signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 def _say(control: socket.socket, message: dict[str, Any]) -> None:
