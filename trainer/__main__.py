@@ -6,10 +6,8 @@ it starts a process for each rank instead (see launcher.py), of which this is th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import traceback
 from pathlib import Path
 
 from supervisor.protocol.attempt import (
@@ -19,13 +17,13 @@ from supervisor.protocol.attempt import (
     ExitKind,
     ExitReport,
     read_spec,
-    write_exit_report,
 )
 from supervisor.protocol.lock import FileLock, LockHeldError
 from supervisor.protocol.paths import RunPaths
 from supervisor.protocol.standby import await_job
 from trainer.base_names import is_local
-from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
+from trainer.errors import classify, evidence_lines, one_paragraph
+from trainer.last_words import leave_report, report_of, say
 from trainer.launcher import Place, end_with_launcher, own_place, run_ranks
 from trainer.reporting import Reporter, SilentReporter
 from trainer.stacks import show_stacks
@@ -51,13 +49,13 @@ def main() -> int:
         reporter = Reporter(spec)
         show_stacks(paths.attempt(spec.attempt).stacks)
     except LockHeldError as error:
-        _say(f"another trainer (process {error.owner}) works on {paths.root}")
+        say(f"another trainer (process {error.owner}) works on {paths.root}")
         return EXIT_CODES[ExitKind.PROGRAM_ERROR]
     except OSError as error:
-        _say(f"the run directory {paths.root} cannot be written: {one_paragraph(error)}")
+        say(f"the run directory {paths.root} cannot be written: {one_paragraph(error)}")
         return EXIT_CODES[classify(error)]
     try:
-        return _report(paths.attempt(spec.attempt).exit_report, _attempt(spec, reporter))
+        return leave_report(paths.attempt(spec.attempt).exit_report, _attempt(spec, reporter))
     finally:
         lock.release()
 
@@ -67,9 +65,9 @@ def _ranks(spec: AttemptSpec, paths: RunPaths) -> int:
         return run_ranks(spec)
     except OSError as error:
         message = f"the {spec.processes} processes cannot be started: {one_paragraph(error)}"
-        _say(message)
+        say(message)
         report = ExitReport(classify(error), message, evidence=evidence_lines(error))
-        return _report(paths.attempt(spec.attempt).exit_report, report)
+        return leave_report(paths.attempt(spec.attempt).exit_report, report)
 
 
 def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
@@ -80,24 +78,9 @@ def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
         show_stacks(files.stacks)
     except OSError as error:
         message = f"the run directory {paths.root} cannot be written: {one_paragraph(error)}"
-        _say(message)
-        return _report(files.rank_report(place.rank), ExitReport(classify(error), message))
-    return _report(files.rank_report(place.rank), _attempt(spec, reporter, place))
-
-
-def _report(path: Path, report: ExitReport) -> int:
-    try:
-        write_exit_report(path, report)
-    except OSError as error:
-        # No room for the report: the exit code still says what it would have said.
-        _say(f"no exit report could be written: {one_paragraph(error)}")
-    return EXIT_CODES[report.kind]
-
-
-def _say(text: str) -> None:
-    """Print to stderr.log, which may lie on the very disk that is full; the exit code must survive that."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        say(message)
+        return leave_report(files.rank_report(place.rank), ExitReport(classify(error), message))
+    return leave_report(files.rank_report(place.rank), _attempt(spec, reporter, place))
 
 
 def _attempt(spec: AttemptSpec, reporter: Reporter, place: Place | None = None) -> ExitReport:
@@ -116,17 +99,7 @@ def _attempt(spec: AttemptSpec, reporter: Reporter, place: Place | None = None) 
 
         return run_attempt(sections, document, spec, reporter, place)
     except Exception as error:  # noqa: BLE001  # whatever ends an attempt goes into its exit report
-        kind = classify(error)
-        known = isinstance(error, TrainerError)
-        _say(one_paragraph(error) if known else "".join(traceback.format_exception(error)))
-        return ExitReport(
-            kind,
-            one_paragraph(error),
-            step=reporter.step,
-            phase=reporter.phase.name.lower(),
-            # The message of a known end says it all; where in our code it was raised helps nobody.
-            evidence=() if isinstance(error, TrainerError) else evidence_lines(error),
-        )
+        return report_of(error, reporter)
 
 
 if __name__ == "__main__":
