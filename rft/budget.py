@@ -98,11 +98,12 @@ def rounds(budget: BudgetSection, most: int) -> list[int]:
 def need(budget: BudgetSection, most: int, samples: Mapping[int, State], prior: Prior | None) -> Need:
     """What a task wants. ``prior`` is None until its source's pilot is complete.
 
-    Samples beyond the round at which the task is done are not looked at.
+    Samples beyond the round at which the task is done are not looked at. A refused sample is settled and says nothing;
+    a task whose first samples are all refused is left.
     """
     keys: Counter[str | None] = Counter()
-    scored = looked_at = 0
-    refused = missing = False
+    scored = refused = looked_at = 0
+    missing = False
     for bound in rounds(budget, most):
         for index in range(looked_at, bound):
             state = samples.get(index)
@@ -113,16 +114,16 @@ def need(budget: BudgetSection, most: int, samples: Mapping[int, State], prior: 
                 keys[state.key] += 1
                 scored += 1
             elif outcome == REFUSED:
-                refused = True
+                refused += 1
             elif outcome != _ERROR:
                 scored += 1
             elif state.tries < MAX_TRIES:
                 missing = True
         looked_at = bound
-        if refused:
-            return Need(bound, Why.REFUSED)
         if missing:
             return Need(bound, Why.ROUND)
+        if refused == bound:
+            return Need(bound, Why.REFUSED)
         if bound == most:
             return Need(bound, Why.ALL)
         if len(keys) >= budget.accepted_per_task:
@@ -147,11 +148,9 @@ def tally(states: Iterable[State]) -> tuple[int, int]:
 
 
 def pilot_tally(budget: BudgetSection, most: int, samples: Mapping[int, State]) -> tuple[int, int] | None:
-    """``(accepted, scored)`` of the first round; None while it is not complete. A refused task says nothing: (0, 0)."""
+    """``(accepted, scored)`` of the first round; None while it is not complete."""
     first = rounds(budget, most)[0]
     within = [samples[index] for index in range(first) if index in samples]
-    if any(state.outcome == REFUSED for state in within):
-        return 0, 0
     if len(within) < first or not all(is_settled(state) for state in within):
         return None
     return tally(within)

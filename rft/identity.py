@@ -21,6 +21,9 @@ def model_identity(found: SamplerIdentity) -> dict[str, str]:
         "sampler.model": f"{found.model} by {found.kind}, weights {found.model_digest or 'unknown'}",
         "sampler.adapter": "none" if found.adapter is None else (found.adapter_digest or found.adapter),
         "sampler.template": found.template_hash or "the server's own",
+        "sampler.precision": f"{found.dtype}, quantization {found.quantization or 'unknown'}",
+        "sampler.window": str(found.max_model_len or "unknown"),
+        "sampler.engine": found.engine,
     }
 
 

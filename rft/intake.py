@@ -26,9 +26,10 @@ Beat = Callable[[], None]
 def take_in(store: Store, tasks: Iterable[Task], beat: Beat) -> dict[str, str]:
     """Take the tasks of a fresh job into the store, or compare them with it; their part of the job's identity.
 
-    The store keeps the tasks of the job that it has; :func:`take_in_again` replaces them. Call it inside a batch.
+    The store keeps the tasks of the job that it has; :func:`take_in_again` replaces them. Until there is a sample, any
+    other job may take its place. Call it inside a batch.
     """
-    fresh = store.last_task() == 0
+    fresh = store.forget_job() or store.last_task() == 0
     digests = _Digests()
     waiting = digests.watch(tasks, beat)
     if fresh:

@@ -260,7 +260,7 @@ class _Job:
                 sampler.submit(requests)
             elif scheduler.idle and not scheduler.complete:
                 raise RuntimeError("nothing is on its way, nothing is owed, and the job is not complete")
-        for item in scheduler.to_judge():
+        for item in scheduler.to_judge(BACKLOG_PER_WORKER * judges.workers):
             text = self._store.text(item.task, item.index)
             judges.give(item.task, scheduler.task(item.task), item.index, text, item.tries)
         got = sampler.wait(WAIT_SECONDS) if scheduler.in_flight else []

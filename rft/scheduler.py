@@ -19,7 +19,7 @@ from rft.tasks.task import Task
 from rft.verifiers.verdict import Outcome
 
 NUMBERS_READ = 1000
-_UNTOUCHED, _OPEN, _ASIDE, _DONE = range(4)
+_UNTOUCHED, _OPEN, _ASIDE, _DONE, _UNJUDGED = range(5)
 
 Render = Callable[[Task], tuple[int, ...]]
 """The ids of a task's prompt; () where the server renders it."""
@@ -69,6 +69,7 @@ class Scheduler:
         }
         self._first = deque(sorted(number for pilot in self._pilots.values() for number in pilot.missing))
         self._again: deque[int] = deque()
+        self._unjudged: deque[int] = deque()
         self._numbers: deque[int] = deque()
         self._read_up_to = 0
         self._place = bytearray(store.last_task() + 1)
@@ -116,8 +117,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way or at a judge."""
-        return not self.in_flight and not self.at_judge and not self._to_judge
+        """Nothing is on its way, at a judge, or stored without a verdict."""
+        return not self.in_flight and not self.at_judge and not self._to_judge and not self._unjudged
 
     def task(self, number: int) -> Task:
         """A task that has a sample on its way or at a judge."""
@@ -140,8 +141,11 @@ class Scheduler:
         self.in_flight += len(found)
         return found
 
-    def to_judge(self) -> list[ToJudge]:
-        """Stored samples that want a verdict, each said once."""
+    def to_judge(self, most: int) -> list[ToJudge]:
+        """Stored samples that want a verdict, each said once; what an earlier attempt left is added up to about
+        ``most`` that are at the judges, whether or not anything is asked for."""
+        while self._unjudged and self.at_judge + len(self._to_judge) < most:
+            self._open_task(self._unjudged.popleft())
         found = list(self._to_judge)
         self._to_judge.clear()
         self.at_judge += len(found)
@@ -212,6 +216,10 @@ class Scheduler:
         number = self._next_number()
         if number is None:
             return False
+        self._open_task(number)
+        return True
+
+    def _open_task(self, number: int) -> None:
         task = self._store.task(number)
         samples = self._states(number)
         found = _need(self._budget, self._most, samples, self._pilots[task.source].prior)
@@ -228,7 +236,6 @@ class Scheduler:
                     self._send_to_judge(number, open_task, state)
             if open_task.owed:
                 self._ready.append(number)
-        return True
 
     def _next_number(self) -> int | None:
         while self._again or self._first:
@@ -265,8 +272,6 @@ class Scheduler:
             self._count_pilot(source, number, open_task.samples)
             self._finish_pilot(pilot)
         found = _need(self._budget, self._most, open_task.samples, pilot.prior)
-        if found.why is Why.REFUSED:
-            open_task.need = Need(0, Why.REFUSED)  # nothing more is asked for
         if open_task.asked or open_task.judging:
             return
         if found.done or found.why is Why.PILOT:
@@ -322,6 +327,9 @@ class Scheduler:
                 self._close(number, found, samples)
             elif found.why is Why.PILOT:
                 self._put_aside(number, source)
+            elif not all(map(is_settled, states)):
+                self._place[number] = _UNJUDGED
+                self._unjudged.append(number)
 
 
 def _need(budget: BudgetSection, most: int, samples: Mapping[int, State], prior: Prior | None) -> Need:

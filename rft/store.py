@@ -42,7 +42,7 @@ CREATE TABLE task (
     digest TEXT NOT NULL, present INTEGER NOT NULL, body BLOB NOT NULL
 ) STRICT;
 CREATE INDEX task_source ON task (source, verifier);
-CREATE TABLE sampler (number INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE sampler (number INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, adapter_effect REAL) STRICT;
 CREATE TABLE sample (
     task INTEGER NOT NULL, place INTEGER NOT NULL, seed INTEGER NOT NULL, sampler INTEGER NOT NULL,
     attempt INTEGER NOT NULL, time REAL NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
@@ -225,14 +225,34 @@ class Store:
         return self._db.execute("SELECT time, name, before, after FROM change ORDER BY rowid").fetchall()
 
     def origin_number(self, origin: Origin) -> int:
-        """The number of what is sampled from, given anew if it is not known yet."""
-        text = msgspec.json.encode(origin, order="sorted").decode()
-        self._db.execute("INSERT OR IGNORE INTO sampler (identity) VALUES (?)", (text,))
+        """The number of what is sampled from, given anew if it is not known yet.
+
+        How far the adapter moved a probe is measured at every start, a little otherwise each time: the first is kept.
+        """
+        replaced = msgspec.structs.replace
+        text = msgspec.json.encode(
+            replaced(origin, sampler=replaced(origin.sampler, adapter_effect=None)), order="sorted"
+        ).decode()
+        effect = origin.sampler.adapter_effect
+        self._db.execute("INSERT OR IGNORE INTO sampler (identity, adapter_effect) VALUES (?, ?)", (text, effect))
         return int(self._db.execute("SELECT number FROM sampler WHERE identity = ?", (text,)).fetchone()[0])
 
     def samplers(self) -> dict[int, Origin]:
-        rows = self._db.execute("SELECT number, identity FROM sampler ORDER BY number")
-        return {number: msgspec.json.decode(text, type=Origin) for number, text in rows}
+        found = {}
+        query = "SELECT number, identity, adapter_effect FROM sampler ORDER BY number"
+        for number, text, effect in self._db.execute(query):
+            origin = msgspec.json.decode(text, type=Origin)
+            sampler = msgspec.structs.replace(origin.sampler, adapter_effect=effect)
+            found[number] = msgspec.structs.replace(origin, sampler=sampler)
+        return found
+
+    def forget_job(self) -> bool:
+        """Forget tasks and identity of a job of which nothing was sampled; False when there are samples."""
+        if self._db.execute("SELECT 1 FROM sample LIMIT 1").fetchone():
+            return False
+        self._db.execute("DELETE FROM task")
+        self._db.execute("DELETE FROM meta WHERE key != 'format'")
+        return True
 
     def add_seconds(self, attempt: int, seconds: float) -> None:
         """Seconds of sampling in this attempt so far."""

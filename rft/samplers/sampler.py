@@ -64,7 +64,8 @@ class SamplerIdentity(msgspec.Struct, frozen=True):
     """What was sampled from, for provenance: it stands with every sample.
 
     ``model`` as configured, ``model_digest`` over its weights where they are local, ``adapter_digest`` over the
-    adapter's file, ``template_hash`` of the renderer, ``engine`` with its version, ``device``.
+    adapter's file, ``template_hash`` of the renderer, ``engine`` with its version, ``device``. ``quantization`` of the
+    base, and ``max_model_len``, which ends long answers; None where a server does not tell.
     ``adapter_effect`` is how the adapter was proven applied: the largest difference between the log-probabilities with
     and without it on a probe, in nats; None without adapter, or where it cannot be told.
     """
@@ -79,6 +80,8 @@ class SamplerIdentity(msgspec.Struct, frozen=True):
     engine: str
     device: str
     dtype: str
+    quantization: str | None = None
+    max_model_len: int | None = None
 
 
 class SamplerUnusableError(Exception):

@@ -91,6 +91,8 @@ class VllmServerSampler:
             engine=self._environment.engine,
             device="cpu" if self._environment.cpu else "cuda",
             dtype=str(arguments["dtype"]),
+            quantization=self._section.quantization,
+            max_model_len=self._section.max_model_len,
         )
 
     def room(self) -> int:

@@ -95,6 +95,8 @@ class WorkerSampler:
             engine=ready.engine,
             device=ready.device,
             dtype=ready.dtype,
+            quantization=self._section.quantization,
+            max_model_len=self._section.max_model_len,
         )
 
     def room(self) -> int:

@@ -18,7 +18,7 @@ from supervisor.process.spawn import ExitStatus
 from supervisor.process.stop import Stopper, StopPlan, StuckProcessError, press, stop_trainer
 from supervisor.protocol.atomic import fsync_directory, write_atomic
 from supervisor.protocol.attempt import AttemptSpec, read_exit_report, write_spec
-from supervisor.protocol.heartbeat import read_heartbeat
+from supervisor.protocol.heartbeat import Phase, read_heartbeat
 from supervisor.protocol.paths import AttemptPaths
 from supervisor.sensors.history import kernel_lines, oom_kills
 from supervisor.sensors.snapshot import Snapshot
@@ -106,6 +106,16 @@ def prepare_attempt(run: Run, resume: CheckpointInfo | None) -> AttemptPaths:
     return paths
 
 
+def _last_that_compared(run: Run) -> int:
+    """The last attempt before this one whose program, keeping its own state, found that to be the job's; 0 for none."""
+    if keeps_own_state(run.kind):
+        for attempt in range(run.state.attempt - 1, 0, -1):
+            beat = read_heartbeat(run.paths.attempt(attempt).heartbeat)
+            if beat is not None and beat.phase > Phase.LOADING:
+                return attempt
+    return 0
+
+
 def _kept_step(run: Run) -> int | None:
     """The steps that a program which keeps them itself has done; None for none, and for any other program."""
     return (run.state.step or None) if keeps_own_state(run.kind) else None
@@ -113,7 +123,7 @@ def _kept_step(run: Run) -> int | None:
 
 def _still_accepted(run: Run, resume: CheckpointInfo | None) -> tuple[str, ...]:
     """What may differ from the checkpoint: accepted, by the user or a relief, after the attempt that wrote it."""
-    writer = resume.manifest.attempt if resume and resume.manifest else 0
+    writer = resume.manifest.attempt if resume and resume.manifest else _last_that_compared(run)
     accepted = [*run.state.accepted_changes.items()]
     accepted += [(key, taken.attempt) for taken in run.state.relief for key in taken.accepts]
     return tuple(dict.fromkeys(key for key, since in accepted if writer < since))

@@ -59,11 +59,14 @@ def test_what_the_judge_gave_up_counts_as_nothing_and_is_no_rejection() -> None:
     assert sure.chance(0, 0) > sure.chance(0, 1) > sure.chance(0, 2)
     assert pilot_tally(BUDGET, 8, states("ae..")) == (1, 1)
     assert pilot_tally(BUDGET, 8, states("aE..")) is None and pilot_tally(BUDGET, 8, states("a")) is None
-    assert pilot_tally(BUDGET, 8, states("r")) == (0, 0), "whenever the other one comes"
+    assert pilot_tally(BUDGET, 8, states("r")) is None and pilot_tally(BUDGET, 8, states("rr")) == (0, 0)
 
 
-def test_a_refused_task_is_done() -> None:
-    assert need(BUDGET, 8, states("r"), None) == Need(2, Why.REFUSED)
+def test_a_task_is_left_when_all_of_a_round_is_refused_and_not_before() -> None:
+    assert need(BUDGET, 8, states("rr"), None) == Need(2, Why.REFUSED)
+    # Which refusal comes first must not decide which others are drawn.
+    assert need(BUDGET, 8, states("r"), None) == Need(2, Why.ROUND)
+    assert need(BUDGET, 8, states("r."), None) == Need(2, Why.PILOT)
 
 
 def test_the_pilot_says_what_to_expect() -> None:

@@ -243,3 +243,34 @@ def test_nothing_is_asked_for_while_the_judges_are_behind(tmp_path: Path) -> Non
     sampler = Watched(room=4)
     run(tmp_path, parts(toy_tasks(10), sampler, judge), sections(judge={"workers": 1}, **FIXED))
     assert len(sampler.asked) == 80 and 0 < most <= BACKLOG_PER_WORKER + 4 + 1
+
+
+# proves RFT-4, RFT-7: what was paid for is judged, also when the job was killed before it was and its cap is reached
+def test_what_is_stored_is_judged_although_nothing_more_may_be_asked_for(tmp_path: Path) -> None:
+    job = sections(spend={"max_completion_tokens": 100})
+    run(tmp_path, parts(toy_tasks(50), ToySampler(room=4)), job)
+    with Store.open(tmp_path) as store, store.batch():
+        store._db.execute("UPDATE sample SET outcome = NULL, key = NULL, tries = 0")
+        store._db.execute("DELETE FROM verdict")
+    before = final_set(tmp_path)
+    assert before and not any(outcome for *_, outcome in before)
+    again = run(tmp_path, parts(toy_tasks(50), ToySampler()), job, number=2)
+    found = final_set(tmp_path)
+    assert len(found) == len(before) == again.done["steps"] and all(outcome for *_, outcome in found)
+
+
+# proves RFT-4: a refusal of one sample, whenever it comes, decides nothing about its siblings
+@pytest.mark.parametrize("room", [2, 8])
+def test_one_refused_sample_leaves_its_siblings(tmp_path: Path, room: int) -> None:
+    sampler = ToySampler(room=room, refuses=lambda request: request.index == 1)
+    report = run(tmp_path, parts(toy_tasks(3), sampler), sections(**FIXED))
+    assert len(final_set(tmp_path)) == 3 * 8
+    assert "3 never drawn, the sampler refused them" in report.message
+
+
+# proves RFT-7: what was refused before anything was sampled can be put right in place
+def test_tasks_can_be_mended_as_long_as_nothing_was_sampled(tmp_path: Path) -> None:
+    wrong = [msgspec.structs.replace(task, gold="no") if task.id == "sums/2" else task for task in toy_tasks(4)]
+    with pytest.raises(DataProblemError, match="sums/2"):
+        run(tmp_path, parts(wrong, ToySampler()))
+    assert run(tmp_path, parts(toy_tasks(4), ToySampler()), number=2).kind is ExitKind.COMPLETED

@@ -48,10 +48,19 @@ def drawn(request: Request) -> str:
 
 
 class ToySampler:
-    """``seconds`` between two samples, ``room`` at a time; ``lost_after``: gone after so many samples."""
+    """``seconds`` between two samples, ``room`` at a time; ``lost_after``: gone after so many samples; ``refuses``:
+    which requests."""
 
-    def __init__(self, room: int = 8, seconds: float = 0.0, lost_after: int | None = None, digest: str = "d1") -> None:
+    def __init__(
+        self,
+        room: int = 8,
+        seconds: float = 0.0,
+        lost_after: int | None = None,
+        digest: str = "d1",
+        refuses: Callable[[Request], bool] = lambda request: "too long" in request.messages[-1].content,
+    ) -> None:
         self._room, self._seconds, self._lost_after, self._digest = room, seconds, lost_after, digest
+        self._refuses = refuses
         self._waiting: list[Request] = []
         self.asked: list[Request] = []
         self.closed = False
@@ -79,7 +88,7 @@ class ToySampler:
         return [self._drawn(request) for request in ready]
 
     def _drawn(self, request: Request) -> Completion | Refused:
-        if "too long" in request.messages[-1].content:
+        if self._refuses(request):
             return Refused(request.task_id, request.index, request.seed, "the prompt is longer than the window")
         text = drawn(request)
         ids = tuple(text.encode())

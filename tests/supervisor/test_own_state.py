@@ -80,3 +80,13 @@ def test_stopped_and_adopted(tmp_path: Path) -> None:
 def test_a_checkpoint_section_is_refused() -> None:
     with pytest.raises(ConfigError, match="saves no checkpoints"):
         config(checkpoint={"save_steps": 3})
+
+
+# proves TRN-13 for such a job: an acceptance is for the next comparison, not for all that ever come
+def test_an_acceptance_expires_with_the_attempt_that_got_past_it(tmp_path: Path) -> None:
+    place = tmp_path / "r"
+    assert run(config(stops_at=3), place, max_attempts=1) is Outcome.GAVE_UP
+    changed = config(stops_at=3, lines=12)
+    assert run(changed, place, max_attempts=2, accept_changes=("lines",)) is Outcome.GAVE_UP
+    specs = [read_spec(RunPaths(place).attempt(number).spec) for number in (2, 3)]
+    assert [spec.accepted_changes for spec in specs] == [("lines",), ()]
