@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from supervisor.config_errors import problems_of
 from supervisor.jobs import Problem
 from supervisor.problems import ConfigError, InputError
+from supervisor.protocol.atomic import STAGING_PREFIX
 from supervisor.yaml_source import read_yaml
 from trainer.cache import cache_root
 from trainer.data.messages import BadRow
@@ -92,6 +94,7 @@ class Summary:
 
 def verify(request: Request) -> bool:
     """Judge every row and say each verdict, in the rows' order; whether all have one. Raises InputError."""
+    _check_out(request)
     section = None if request.verifier is None else read_verifier(request.verifier)
     tasks = _tasks(request.tasks, section)
     _check_rows(request.candidates, tasks)
@@ -244,13 +247,35 @@ def _check_judged(path: Path, tasks: Mapping[str, Task], verifiers: Mapping[str,
             raise InputError(f"{place}task {task.id}: {problem.rstrip('.')}.")
 
 
+def _check_out(request: Request) -> None:
+    """Raises InputError when --out is one of the files that are read."""
+    if request.out is None or not request.out.exists():
+        return
+    inputs = {"the candidates": request.candidates, "the verifier": request.verifier, "the tasks": Path(request.tasks)}
+    for what, path in inputs.items():
+        if path is not None and path.exists() and request.out.samefile(path):
+            raise InputError(f"--out names the file with {what} ({path}). Name another one.")
+
+
+@contextmanager
+def _whole_or_not(path: Path) -> Iterator[IO[str]]:
+    """A file that takes its name when everything is in it. Raises OSError."""
+    staged = path.with_name(f"{STAGING_PREFIX}{path.name}")
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
 def _writer(request: Request, stack: ExitStack) -> Callable[[Candidate, Verdict], None]:
     file: IO[str] | None = None
     if request.out is not None:
-        if request.out.exists() and request.out.samefile(request.candidates):
-            raise InputError("--out names the candidates' own file. Name another one.")
         try:
-            file = stack.enter_context(request.out.open("w", encoding="utf-8"))
+            file = stack.enter_context(_whole_or_not(request.out))
         except OSError as error:
             raise InputError(f"{request.out} cannot be written: {error.strerror}. Name another --out.") from None
 

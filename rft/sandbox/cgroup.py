@@ -104,6 +104,11 @@ class Groups:
         try:
             group.limit(memory_bytes, processes)
         except OSError:  # delegated in part only: limits of each process remain
+            with self._lock:
+                self._parents = {}
+                self._all.remove(group)
+            for folder in set(group.folders.values()):
+                _remove(folder)
             return Group()
         return group
 

@@ -23,6 +23,7 @@ from rft.verifiers.answers import EMPTY_ANSWERS, MAX_COMPLETION, taken
 from rft.verifiers.command_settings import FILE, CommandSettings, inner_path_problem, located, problems, project_files
 from rft.verifiers.limits import isolation_of
 from rft.verifiers.registry import Kind
+from rft.verifiers.tell_tales import tell_tale
 from rft.verifiers.toolchain import NoProgramError, Program, find_program
 from rft.verifiers.verdict import Outcome, Verdict
 from rft.verifiers.verdicts import Judgement, timed, version_of
@@ -57,6 +58,8 @@ class Command:
         except SandboxUnusableError as error:
             raise VerifierUnusableError(str(error)) from None
         shown = " ".join(self._settings.command)
+        if self._settings.proof == "static":
+            self._check_that_nothing_runs(shown)
         for text in self._settings.must_accept:
             verdict = self._checked(text, {})
             if verdict.outcome is not Outcome.ACCEPTED:
@@ -74,6 +77,23 @@ class Command:
                 )
             if verdict.outcome is Outcome.ERROR:
                 raise VerifierUnusableError(f"The command {shown!r} cannot judge: {verdict.diagnostic}")
+
+    def _check_that_nothing_runs(self, shown: str) -> None:
+        """Raises VerifierUnusableError when the command runs what it is to judge, whatever it is called."""
+        mark = secrets.token_hex(16)
+        program = tell_tale(self._settings.file, mark)
+        if program is None:
+            return
+        try:
+            files = {**self._project, self._settings.file: program.encode()}
+            ran = self._run(self._argv(self._settings.command), files)
+        except SandboxError as error:
+            raise VerifierUnusableError(f"The command {shown!r} cannot judge: {error}.") from None
+        if mark.encode() in ran.stdout + ran.stderr:
+            raise VerifierUnusableError(
+                f"The command {shown!r} runs the answer, whose exit code then proves nothing: it can end with 0 before "
+                "any test. Use proof output with the task's cases, or proof pytest."
+            )
 
     @property
     def _per_task(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from itertools import dropwhile
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -32,7 +34,12 @@ _RUNNING_VERBS = {
     "pnpm": {"test", "run", "start"},
     "dotnet": {"test", "run"},
 }
-_RUNNING_MODULES = {"pytest", "unittest", "doctest", "nose2"}
+_RUNNING_MODULES = {"pytest", "unittest", "doctest", "nose2", "coverage"}
+_WRAPPERS = {"env", "timeout", "nice", "nohup", "stdbuf", "time", "setsid", "ionice", "chrt", "taskset", "xvfb-run"}
+_ENVIRONMENTS = {"uv", "poetry", "pipenv", "pdm", "rye", "hatch"}
+_SHELLS = {"sh", "bash", "zsh", "dash"}
+_NO_PROGRAM = re.compile(r"^(?:[-+].*|\w+=.*|\d[\d.]*[smhd]?)$")
+"""An option, an assignment or a duration, such as stand between a wrapper and its program."""
 
 InnerPath = Annotated[StrictStr, Field(min_length=1)]
 
@@ -139,6 +146,11 @@ def _check_pytest(settings: CommandSettings) -> None:
 def runs_answer(command: list[str]) -> str | None:
     """The words of a command that would run what is judged, as far as that can be told; None when they do not."""
     name, *arguments = [Path(command[0]).name, *command[1:]]
+    if name in _WRAPPERS or (name in _ENVIRONMENTS and arguments[:1] == ["run"]):
+        inner = list(dropwhile(_NO_PROGRAM.match, arguments[name in _ENVIRONMENTS :]))
+        return runs_answer(inner) if inner else None
+    if name in _SHELLS and "-c" in arguments[:-1]:
+        return _runs_in_shell(arguments[arguments.index("-c") + 1])
     words = [word for word in arguments if not word.startswith(("-", "+"))]
     if name in ("pytest", "py.test", "tox", "nox"):
         return name
@@ -149,10 +161,30 @@ def runs_answer(command: list[str]) -> str | None:
             return f"{name} -m {arguments[arguments.index('-m') + 1]}"
         checks_only = name not in ("sh", "bash", "zsh", "dash", "ruby", "perl", "php", "node") or not {
             "-n", "-c", "-l", "--check", "-wc",
-        } & set(arguments)  # fmt: skip
+        } & set(arguments[: arguments.index(FILE)] if FILE in arguments else arguments)  # fmt: skip
         if words and words[0] == FILE and checks_only:
             return f"{name} {FILE}"
+        if "-c" in arguments[:-1] and FILE in arguments[arguments.index("-c") + 1]:
+            return f"{name} -c"
     return FILE if command[0] == FILE else None
+
+
+def _runs_in_shell(line: str) -> str | None:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        return None
+    part: list[str] = []
+    for word in [*words, ";"]:
+        if not set(word) <= set(";&|()"):
+            part.append(word)
+        elif part:
+            if running := runs_answer(part):
+                return running
+            part = []
+    return None
 
 
 def inner_path_problem(path: str) -> str | None:

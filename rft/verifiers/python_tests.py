@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rft.config import JudgeSection
+from rft.sandbox import judges
 from rft.sandbox.inside import candidate, confine, peer, seccomp, tests, values, zygote
 from rft.sandbox.judges import Finding, Judges, ProgramLimits
 from rft.sandbox.probe import SandboxUnusableError, probe
 from rft.sandbox.run import SandboxError
 from rft.tasks.task import Task
+from rft.verifiers.answers import MAX_COMPLETION
 from rft.verifiers.verdict import MAX_DIAGNOSTIC, Isolation, Outcome, Verdict
 from rft.verifiers.verifier import VerifierUnusableError
 from supervisor.redact import hide_secrets
@@ -37,7 +40,8 @@ _DEFAULTS: dict[str, Any] = {
     "partial_credit": False,
 }
 _KEYS = frozenset({"tests", "examples", "entry_point", "prefix", "setup", "format"})
-_FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]*```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
 _PYTHON = frozenset({"", "python", "py", "python3"})
 _SELF_TEST = json.dumps({"tests": ["assert double(2) == 4"], "entry_point": "double"}, sort_keys=True)
 _SELF_PROGRAM = "def double(x):\n    return 2 * x\n"
@@ -124,6 +128,8 @@ class PythonTests:
         problem = _problem(check, data.get("format"))
         if problem is not None:
             return self._verdict(Finding("machine", "the tests cannot be run", problem), begun, ran=False)
+        if len(completion) > MAX_COMPLETION:
+            return self._verdict(Finding("rejected", "answer too long", f"{len(completion)} characters"), begun)
         source = program(completion, data)
         if source is None:
             return self._verdict(Finding("rejected", "has no code"), begun, ran=False)
@@ -225,7 +231,7 @@ def program(completion: str, data: Mapping[str, Any]) -> str | None:
     if data.get("format", "answer") == "continuation":
         return prefix + completion
     entry_point = data.get("entry_point")
-    blocks = [block for language, block in _FENCED.findall(completion) if language.lower() in _PYTHON]
+    blocks = [block for words, block in _FENCED.findall(completion) if _language(words) in _PYTHON]
     if blocks:
         defining = [number for number, block in enumerate(blocks) if _defines(block, entry_point)]
         if defining:  # what comes after is mostly how to use it
@@ -238,6 +244,11 @@ def program(completion: str, data: Mapping[str, Any]) -> str | None:
 
 def _joined(prefix: str, code: str) -> str:
     return f"{prefix}\n{code}" if prefix and not prefix[-1].isspace() else prefix + code
+
+
+def _language(words: str) -> str:
+    found = _LANGUAGE.match(words)
+    return found[1].lower() if found else ""
 
 
 def _defines(code: str, entry_point: str | None) -> bool:
@@ -261,11 +272,13 @@ def _defines(code: str, entry_point: str | None) -> bool:
 
 @functools.cache
 def code_digest() -> str:
-    """Of the modules that verdicts depend on."""
+    """Of the modules that verdicts depend on, and of the Python that runs them."""
     digest = hashlib.sha256()
     for module in (candidate, confine, peer, seccomp, tests, values, zygote):
         digest.update(Path(str(module.__file__)).read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    for file in (__file__, judges.__file__):
+        digest.update(Path(file).read_bytes())
+    digest.update(sys.version.encode())
     return digest.hexdigest()
 
 

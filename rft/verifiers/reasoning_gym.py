@@ -169,7 +169,9 @@ def extracted(completion: str, rules: list[Rule], lines: int = 1) -> str | None:
 
 
 def _dataset(data: dict[str, Any]) -> str | None:
-    name = data.get("dataset") or (data.get("entry") or {}).get("metadata", {}).get("source_dataset")
+    entry = data.get("entry")
+    metadata = entry.get("metadata") if isinstance(entry, dict) else None
+    name = data.get("dataset") or (metadata.get("source_dataset") if isinstance(metadata, dict) else None)
     return name if isinstance(name, str) else None
 
 

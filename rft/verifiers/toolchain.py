@@ -72,8 +72,13 @@ def _folders(path: Path) -> tuple[Path, ...]:
 
 
 def _prefix(path: Path) -> Path:
-    """The folder above ``bin``; of a program that stands elsewhere, its own."""
-    return path.parent.parent if path.parent.name == "bin" else path.parent
+    """The folder above ``bin``; of a program that stands elsewhere, its own; nothing but the program where that folder
+    is the user's home, holds it, or holds what else the user keeps."""
+    folder = path.parent.parent if path.parent.name == "bin" else path.parent
+    home = Path.home()
+    homes = {home, home.resolve()}
+    private = any(folder in (own, own / ".local") or own.is_relative_to(folder) for own in homes)
+    return path if private else folder
 
 
 def _digest(path: Path, folders: Iterable[Path]) -> str:
@@ -84,4 +89,6 @@ def _digest(path: Path, folders: Iterable[Path]) -> str:
             place = folder / below
             names = sorted(place.iterdir()) if place.is_dir() else []
             parts += [f"{entry.name} {entry.stat().st_size}" for entry in names if entry.is_file()]
+        # What a Python program does is mostly in its packages.
+        parts += sorted(entry.name for entry in folder.glob("lib/python*/site-packages/*.dist-info"))
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

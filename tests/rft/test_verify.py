@@ -153,9 +153,12 @@ def test_what_is_not_there_is_said(tasks: Path, tmp_path: Path, capsys: pytest.C
     assert verify("--tasks", tmp_path / "none.jsonl", "--candidates", rows) == 2
     assert verify("--tasks", tasks, "--candidates", rows, "--verifier", tmp_path / "none.yaml") == 2
     assert verify("--tasks", tasks, "--candidates", rows, "--out", tmp_path / "no" / "folder.jsonl") == 2
-    assert verify("--tasks", tasks, "--candidates", rows, "--out", rows) == 2
+    before = tasks.read_bytes()
+    for read in (rows, tasks):
+        assert verify("--tasks", tasks, "--candidates", rows, "--out", read) == 2
+    assert tasks.read_bytes() == before
     errors = capsys.readouterr().err
-    assert errors.count("none.jsonl") == 2 and "none.yaml" in errors and "candidates' own file" in errors
+    assert errors.count("none.jsonl") == 2 and "none.yaml" in errors and "the file with the tasks" in errors
     assert rows.read_text().count("\n") == 1
 
 

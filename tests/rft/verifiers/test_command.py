@@ -16,6 +16,7 @@ from rft.config import JudgeSection
 from rft.gold import State, check_task
 from rft.tasks.task import Task
 from rft.verifiers.registry import build, settings_problems
+from rft.verifiers.toolchain import find_program
 from rft.verifiers.verdict import Isolation, Outcome
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from supervisor.problems import ConfigError
@@ -315,3 +316,41 @@ def test_the_version_follows_settings_project_and_tool(crate: Path, tmp_path: Pa
     os.utime(moved / "bin" / "checker")
     again = {**settings, "take": "answer", "command": [str(moved / "bin" / "checker"), "{file}"]}
     assert build("command", again, JudgeSection()).version == versions[-1]
+
+
+# proves RFT-2: exit code 0 alone is never a pass, however the program that runs the answer is called
+@pytest.mark.parametrize("command", [
+    ["env", "A=1", "python3", "{file}"], ["timeout", "5s", "python3", "{file}"], ["sh", "-c", "cd . && python3 {file}"],
+    ["python3", "-c", "exec(open('{file}').read())"], ["python3", "-m", "coverage", "run", "{file}"],
+    ["uv", "run", "pytest"], ["ruby", "{file}", "-n"],
+])  # fmt: skip
+def test_a_wrapped_interpreter_is_seen_through(command: list[str]) -> None:
+    found = settings_problems("command", {"command": command, "proof": "static", "file": "a.py", "must_reject": ["("]})
+    assert any("runs the answer" in str(problem) for problem in found)
+
+
+# proves RFT-2: and what no list knows is caught by trying it
+def test_a_command_that_runs_the_answer_in_secret_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "checks").write_text("import runpy\nrunpy.run_path('answer.py')\n")
+    settings = {
+        "command": ["python3", "checks"], "proof": "static", "file": "answer.py", "project": str(tmp_path),
+        "must_reject": ["("], "must_contain": ["def add"], "limits": PATIENT,
+    }  # fmt: skip
+    with pytest.raises(VerifierUnusableError, match="runs the answer"), opened("command", settings):
+        pass
+
+
+# proves RFT-3: a tool in the user's home shows the sandbox itself and not the home
+def test_a_program_in_a_home_brings_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("bin", ".local/bin", "."):
+        tool = tmp_path / place / "tool"
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        tool.write_text("#!/bin/sh\nexit 0\n")
+        tool.chmod(0o755)
+        assert find_program(str(tool)).folders == (tool.resolve(),)
+    kit = tmp_path / "kit" / "bin" / "tool"
+    kit.parent.mkdir(parents=True)
+    kit.write_text("#!/bin/sh\n")
+    kit.chmod(0o755)
+    assert find_program(str(kit)).folders == (tmp_path / "kit",)

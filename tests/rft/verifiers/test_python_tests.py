@@ -154,6 +154,23 @@ def test_reasons_and_diagnostics(verifier: PythonTests) -> None:
     assert judge(verifier, "", tests=["assert f(1)"], format="answer").reason == "has no code"
 
 
+# proves RFT-2: what the program gives the setup is the program's fault
+def test_a_setup_that_fails_on_what_the_program_gave_rejects_it(verifier: PythonTests) -> None:
+    for program, setup in (
+        ("def f(x): return None", "pairs = dict(f(1))"),
+        ("import os\ndef f(x): os._exit(0)", "pairs = f(1)"),
+        ("def f(x): return 1", "n = f(1) + ''"),
+    ):
+        found = judge(verifier, program, tests=["assert f(1) == 1"], setup=setup)
+        assert found.outcome is Outcome.REJECTED, found
+
+
+# proves RFT-2, RFT-3: nothing of an answer takes long outside the sandbox
+def test_a_fence_without_an_end_costs_nothing(verifier: PythonTests) -> None:
+    for text in ("```" + "a" * 900_000, "```" + " " * 900_000, "```\n" * 200_000):
+        assert judge(verifier, text, tests=["assert f(1) == 1"], format="answer").outcome is Outcome.REJECTED
+
+
 # proves RFT-2
 def test_tests_that_cannot_be_run_are_an_error_and_no_rejection(verifier: PythonTests) -> None:
     right = "def f(x): return 1"
