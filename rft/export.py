@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 
 from rft.config import CorpusSection
 from rft.diversity import Answer, answer_key, choose
+from rft.owned_file import check_target, claimed
 from rft.provenance import PROVENANCE_FIELD, row_of_sample
 from rft.standing import NO_PASS_AT_K, Standing, open_to_read, standing
 from rft.store import Origin, Store, StoredSample
@@ -39,11 +39,11 @@ def export(run_dir: Path, out: Path, guard_of: Callable[[Standing], Guard]) -> d
     Raises InputError when ``out`` is something else than an earlier export of this run, or there is no accepted answer.
     """
     manifest_path = out.with_name(f"{out.name}{MANIFEST_SUFFIX}")
-    _check_target(out, manifest_path, run_dir)
+    check_target(out, manifest_path, run_dir, "corpus")
     with open_to_read(run_dir) as store:
         found = standing(run_dir, store)
         rows = _Rows(store, found, guard_of(found))
-        with _claimed(out, manifest_path, run_dir):
+        with claimed(out, manifest_path, run_dir, "corpus"):
             write_atomic(out, rows.lines())
         manifest = _manifest(run_dir, out, store, found, rows)
     write_atomic(manifest_path, json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
@@ -156,34 +156,3 @@ def _manifest(run_dir: Path, out: Path, store: Store, found: Standing, rows: _Ro
         "pass_at_k": NO_PASS_AT_K if sections.budget.adaptive else "see `mens-sup rft status RUN_DIR --pass-at K`",
         "accepted_changes": [f"{name}: {before} -> {after}" for _, name, before, after in store.changes()],
     }
-
-
-@contextmanager
-def _claimed(out: Path, manifest_path: Path, run_dir: Path) -> Iterator[None]:
-    """A corpus never stands without a manifest: killed before its own is there, it is still known as ours."""
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is no folder; make it first.")
-    fresh = not manifest_path.exists()
-    if fresh:
-        claim = {"corpus": out.name, "run": run_dir.resolve().name, "unfinished": True}
-        write_atomic(manifest_path, json.dumps(claim).encode() + b"\n")
-    try:
-        yield
-    except BaseException:
-        if fresh:
-            manifest_path.unlink(missing_ok=True)
-        raise
-
-
-def _check_target(out: Path, manifest_path: Path, run_dir: Path) -> None:
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name the file of the corpus, such as {out / 'corpus.jsonl'}.")
-    if not out.exists():
-        return
-    try:
-        manifest = json.loads(manifest_path.read_bytes())
-        ours = manifest.get("run") == run_dir.resolve().name and manifest.get("corpus") == out.name
-    except (FileNotFoundError, ValueError, AttributeError):
-        ours = False
-    if not ours:
-        raise InputError(f"{out} exists and is no earlier export of {run_dir}, so it stays. Name another file.")

@@ -19,6 +19,7 @@ import msgspec
 
 from rft.advantages import Advantage, advantages, has_signal
 from rft.config import RftSections
+from rft.owned_file import check_target, claimed
 from rft.store import Origin, Store, StoredSample
 from rft.tasks.task import Task
 from rft.verifiers.verdict import Outcome
@@ -295,16 +296,17 @@ def write_groups(
 
     Raises InputError when there is nothing to write or ``out`` is something else; OSError.
     """
-    run = store.path.parent.resolve().name
+    run_dir = store.path.parent
     manifest_path = out.with_name(f"{out.name}{MANIFEST_SUFFIX}")
-    _check_target(out, manifest_path, run)
+    check_target(out, manifest_path, run_dir, "rollouts_file")
     counts = Counts()
     found = _not_empty(rollouts(store, sections, prompt_ids, template_hash, counts), counts)
-    (write_parquet if sections.groups.format == "parquet" else write_jsonl)(out, found)
+    with claimed(out, manifest_path, run_dir, "rollouts_file"):
+        (write_parquet if sections.groups.format == "parquet" else write_jsonl)(out, found)
     manifest = {
         "format_version": FORMAT_VERSION,
         "rollouts_file": out.name,
-        "run": run,
+        "run": run_dir.resolve().name,
         "format": sections.groups.format,
         "advantage": sections.groups.advantage,
         "groups": counts.groups,
@@ -324,20 +326,6 @@ def _not_empty(found: Iterator[Rollout], counts: Counts) -> Iterator[Rollout]:
     if not counts.rollouts:
         why = "; ".join(f"{count} {reason}" for reason, count in (+counts.left_out).items())
         raise InputError(f"No group has anything to learn from{f': {why}' if why else ''}. Nothing was written.")
-
-
-def _check_target(out: Path, manifest_path: Path, run: str) -> None:
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is no folder; make it first.")
-    if not out.exists():
-        return
-    try:
-        manifest = json.loads(manifest_path.read_bytes())
-        ours = manifest.get("run") == run and manifest.get("rollouts_file") == out.name
-    except (OSError, ValueError, AttributeError):
-        ours = False
-    if not ours:
-        raise InputError(f"{out} exists and holds no groups of this run, so it stays. Name another file.")
 
 
 def _digest(path: Path) -> str:

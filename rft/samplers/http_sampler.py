@@ -114,6 +114,9 @@ def choice_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish_of(choice: dict[str, Any]) -> str:
+    """Raises MalformedError for an answer that was broken off: it is asked for again."""
+    if choice.get("finish_reason") in ("abort", "error"):
+        raise MalformedError(f"it ended by {choice['finish_reason']}")
     return "length" if choice.get("finish_reason") == "length" else "stop"
 
 

@@ -77,7 +77,8 @@ def probe() -> Isolated:
     )
     python = bubblewrap.own_interpreter()
     sandbox = Sandbox()
-    planted = subprocess.Popen([python.program, "-c", "import time; time.sleep(600)"], env={**os.environ, _PLANTED: _PLANTED})
+    waiting = [python.program, "-c", "import time; time.sleep(600)"]
+    planted = subprocess.Popen(waiting, env={**os.environ, _PLANTED: _PLANTED})
     try:
         ran = sandbox.run([python.program, "-I", "-S", "probe.py"], {"probe.py": script.encode()}, Limits())
     except (SandboxError, CannotStartError) as error:

@@ -108,13 +108,13 @@ def test_what_is_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     place, other = finished(tmp_path / "r", toy_tasks(6)), finished(tmp_path / "s", toy_tasks(6))
     out = tmp_path / "corpus.jsonl"
     out.write_text("mine\n")
-    with pytest.raises(InputError, match=r"corpus.jsonl exists and is no earlier export"):
+    with pytest.raises(InputError, match=r"corpus.jsonl exists and was not written from"):
         export(place, out, unguarded)
     assert out.read_text() == "mine\n"
     out.unlink()
     export(place, out, unguarded)
     export(place, out, unguarded)
-    with pytest.raises(InputError, match="no earlier export"):
+    with pytest.raises(InputError, match="was not written from"):
         export(other, out, unguarded)
     with pytest.raises(InputError, match="is no folder; make it first"):
         export(place, tmp_path / "nowhere" / "c.jsonl", unguarded)

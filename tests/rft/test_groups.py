@@ -208,7 +208,7 @@ def test_groups_are_written_again_over_their_own_file_and_over_no_other(tmp_path
     write_groups(store, job(), prompt_ids, "t1", out)
     assert out.read_bytes() == before
     other = stored(tmp_path / "other", [[RIGHT, WRONG, WRONG, WRONG]])
-    with pytest.raises(InputError, match="holds no groups of this run"):
+    with pytest.raises(InputError, match="was not written from"):
         write_groups(other, job(), prompt_ids, "t1", out)
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="so it stays"):
@@ -222,3 +222,18 @@ def test_the_advantages_of_a_group_add_up_to_nothing(tmp_path: Path) -> None:
         store = stored(tmp_path / how, [[RIGHT, WRONG, LATE, RIGHT]])
         write_groups(store, job(groups={"advantage": how}), prompt_ids, "t1", tmp_path / f"{how}.jsonl")
         assert math.fsum(row["advantage"] for row in rows_of(tmp_path / f"{how}.jsonl")) == pytest.approx(0, abs=1e-9)
+
+
+# proves RFT-8: killed between the file and its manifest, it is still known as the run's own
+def test_groups_whose_manifest_never_came_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "g.jsonl"
+    store = stored(tmp_path / "run", [[RIGHT, WRONG, WRONG, WRONG]])
+
+    def killed(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("rft.groups._digest", killed)
+        write_groups(store, job(), prompt_ids, "t1", out)
+    assert out.exists()
+    assert write_groups(store, job(), prompt_ids, "t1", out)["groups"] == 1

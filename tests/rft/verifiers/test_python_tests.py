@@ -156,12 +156,12 @@ def test_reasons_and_diagnostics(verifier: PythonTests) -> None:
 
 # proves RFT-2: what the program gives the setup is the program's fault
 def test_a_setup_that_fails_on_what_the_program_gave_rejects_it(verifier: PythonTests) -> None:
-    for program, setup in (
+    for text, setup in (
         ("def f(x): return None", "pairs = dict(f(1))"),
         ("import os\ndef f(x): os._exit(0)", "pairs = f(1)"),
         ("def f(x): return 1", "n = f(1) + ''"),
     ):
-        found = judge(verifier, program, tests=["assert f(1) == 1"], setup=setup)
+        found = judge(verifier, text, tests=["assert f(1) == 1"], setup=setup)
         assert found.outcome is Outcome.REJECTED, found
 
 
