@@ -26,20 +26,25 @@ from trainer.data.messages import Message
 
 BARE = """
 import json, os, sys, time
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = sys.argv[2]
-import vllm
-asked = json.load(open(sys.argv[1]))
-llm = vllm.LLM(**asked["engine"])
-def once(prompts, seeds):
-    params = [
-        vllm.SamplingParams(temperature=1.0, max_tokens=asked["tokens"], seed=seed, logprobs=0) for seed in seeds
-    ]
-    began = time.monotonic()
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-    return sum(len(o.outputs[0].token_ids) for o in outputs) / (time.monotonic() - began)
-once(asked["prompts"][:4], asked["seeds"][:4])
-for line in sys.stdin:
-    print(json.dumps(once(asked["prompts"], asked["seeds"])), flush=True)
+
+def main():
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = sys.argv[2]
+    import vllm
+    asked = json.load(open(sys.argv[1]))
+    llm = vllm.LLM(**asked["engine"])
+    def once(prompts, seeds):
+        params = [
+            vllm.SamplingParams(temperature=1.0, max_tokens=asked["tokens"], seed=seed, logprobs=0) for seed in seeds
+        ]
+        began = time.monotonic()
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return sum(len(o.outputs[0].token_ids) for o in outputs) / (time.monotonic() - began)
+    once(asked["prompts"][:4], asked["seeds"][:4])
+    for line in sys.stdin:
+        print(json.dumps(once(asked["prompts"], asked["seeds"])), flush=True)
+
+if __name__ == "__main__":  # the engine's process imports this file again
+    main()
 """
 
 

@@ -196,6 +196,20 @@ def test_engine_without_a_server(tmp_path: Path, make_adapter: Callable[[str, fl
         assert len(one.token_ids) == len(one.logprobs)
 
 
+# proves RFT-1: a base without an adapter, which vLLM would compile where it could
+@pytest.mark.parametrize("kind", ["vllm", "vllm_offline"])
+def test_a_base_alone(kind: str, tmp_path: Path) -> None:
+    section = vllm_section(kind, None)
+    sampler = open_sampler(section, drawing(), tmp_path, 1)
+    identity = sampler.start()
+    requests = requests_for(section, 2)
+    found = sample_all(sampler, requests)
+    sampler.close()
+    assert identity.adapter_effect is None
+    assert len(by_sample(found)) == len(requests)
+    assert all(isinstance(one, Completion) for one in found)
+
+
 # proves RFT-1: an adapter that changes nothing is refused by what was measured
 @pytest.mark.parametrize("kind", ["vllm", "vllm_offline"])
 def test_an_adapter_without_effect_is_refused(
@@ -211,7 +225,7 @@ def test_an_adapter_without_effect_is_refused(
 def test_a_server_without_room_for_one_sample_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rft.samplers import vllm_env
 
-    monkeypatch.setattr(vllm_env, "_kv_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr(vllm_env, "_kv_bytes", lambda *_: 1 << 18)
     sampler = open_sampler(vllm_section("vllm", None), drawing(), tmp_path, 1)
     with pytest.raises(SamplerUnusableError, match=r"no memory left for keys and values .* vLLM said: "):
         sampler.start()

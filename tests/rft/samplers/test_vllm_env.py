@@ -57,9 +57,10 @@ def test_engine_is_given_what_the_section_says(tmp_path: Path) -> None:
     cpu = engine_arguments(section, True, tmp_path)
     assert (cpu["dtype"], cpu["max_model_len"], cpu["max_num_seqs"]) == ("float32", 256, 4)
     assert int(cpu["kv_cache_memory_bytes"]) >= 2 * 4 * 2 * 32 * 4 * 256 * 4
-    assert (cpu["enable_lora"], cpu["max_lora_rank"]) == (True, 32)
+    assert (cpu["enable_lora"], cpu["max_lora_rank"], cpu["enforce_eager"]) == (True, 32, True)
     gpu = engine_arguments(section, False, tmp_path)
     assert (gpu["dtype"], gpu["gpu_memory_utilization"]) == ("bfloat16", 0.5)
+    assert "enforce_eager" not in gpu
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 1024}))
     with pytest.raises(SamplerUnusableError, match="has rank 1024, vLLM takes 512 at most"):
         engine_arguments(section, True, tmp_path)
