@@ -121,12 +121,12 @@ class DaemonService(Protocol):
         """Queue a job. Raises NotPossibleError, and NoSuchEntryError for what it shall follow."""
 
     def entries(self, ended: int | None = None) -> tuple[Entry, ...]:
-        """All that have not ended, in the order of their ids, and those that ended last, ``ended`` at most (None: all)."""
+        """In the order of their ids: all that have not ended, and the ``ended`` that ended last (None: all of them)."""
 
     def entry(self, entry_id: int) -> Entry: ...
 
     def cancel(self, entry_id: int) -> Entry:
-        """Take it out of the queue; a running one saves a checkpoint and ends. Raises NotPossibleError when it ended."""
+        """Take it out of the queue; a running one saves a checkpoint and ends. Raises NotPossibleError."""
 
     def pause(self, entry_id: int) -> Entry:
         """Hold it back; a running one saves a checkpoint and ends. Raises NotPossibleError."""
