@@ -88,13 +88,10 @@ def run(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Say how a run stands."""
-    from supervisor.status import newest_run, read_status, render_status
+    from supervisor.daemon.control.run_commands import render, status_of
 
-    directory = options.run_dir or newest_run(RUNS)
-    if directory is None:
-        raise InputError(f"There are no runs under {RUNS}/ here. Name the run's folder.")
-    found = read_status(directory)
-    _print_json(found) if options.as_json else print(render_status(found))
+    found = status_of(options.run)
+    _print_json(found) if options.as_json else print(render(found))
     return 0
 
 
@@ -188,7 +185,7 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
     to_status = _command(commands, "status", status, "say how a run stands")
     to_status.add_argument(
-        "run_dir", metavar="RUN_DIR", type=Path, nargs="?", help="a run's folder (the newest under runs/)"
+        "run", metavar="RUN", nargs="?", help="a run's folder, or its id or name in the daemon's queue (the newest)"
     )
     _add_json(to_status)
 
@@ -218,6 +215,9 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
     to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")
+    from supervisor.daemon.control.commands import add_commands
+
+    add_commands(lambda name, what: _parser_of(commands, name, what))
     if first and first[0] in commands.choices:
         return parser
     from supervisor.subcommands import load_subcommand, subcommand_names

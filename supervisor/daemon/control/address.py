@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from supervisor.daemon.paths import default_state_folder
+
 VARIABLE = "MENS_SUP_SOCKET"
 SYSTEM_SOCKET = Path("/run/mens-supervisor/control.sock")
 """That of the daemon which systemd runs (RuntimeDirectory=mens-supervisor)."""
@@ -33,5 +35,4 @@ def _own_socket() -> Path:
     """In a folder that nobody else can write to."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "mens-supervisor" / _NAME
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "mens-supervisor" / _NAME
+    return default_state_folder() / _NAME

@@ -17,10 +17,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from supervisor.daemon.control.describe import answers
 from supervisor.daemon.control.logs import read_piece
+from supervisor.daemon.control.pages import page_routes
 from supervisor.daemon.control.peers import Peer, may_read
 from supervisor.daemon.control.requests import MAX_ID, ScheduleRequest, SubmitRequest
-from supervisor.daemon.control.wire import REFERENCE, encode, error_body, schemas
+from supervisor.daemon.control.wire import encode, error_body, schemas
 from supervisor.daemon.service import DaemonService, Entry, NoSuchEntryError, NotPossibleError
 from supervisor.problems import InputError
 from supervisor.status import read_status
@@ -34,6 +36,7 @@ Endpoint = Callable[..., Any]
 def control_app(service: DaemonService, version: str) -> FastAPI:
     """Everything. ``request.state.peer`` says who asks."""
     app = _app(version)
+    app.include_router(page_routes(service))
     app.include_router(_reading(service))
     app.include_router(_logs(service))
     app.include_router(_steering(service))
@@ -43,6 +46,7 @@ def control_app(service: DaemonService, version: str) -> FastAPI:
 def pages_app(service: DaemonService, version: str) -> FastAPI:
     """What can be looked at."""
     app = _app(version)
+    app.include_router(page_routes(service))
     app.include_router(_reading(service))
     return app
 
@@ -70,28 +74,28 @@ def _app(version: str) -> FastAPI:
 def _reading(service: DaemonService) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/v1/health", **_answers("Health", 503))
+    @routes.get("/v1/health", **answers("Health", 503))
     def health() -> Response:
         """How the daemon itself is."""
         return _json(service.health())
 
-    @routes.get("/v1/entries", **_answers(["Entry"], 422))
+    @routes.get("/v1/entries", **answers(["Entry"], 422))
     def entries(
         ended: Annotated[int, Query(ge=0, le=100_000, description="how many of those that ended, the latest")] = 20,
     ) -> Response:
         """The queue: everything that has not ended, and what ended last."""
         return _json(service.entries(ended))
 
-    @routes.get("/v1/entries/{entry_id}", **_answers("Entry", 404, 422))
+    @routes.get("/v1/entries/{entry_id}", **answers("Entry", 404, 422))
     def entry(entry_id: EntryId) -> Response:
         return _json(service.entry(entry_id))
 
-    @routes.get("/v1/entries/{entry_id}/status", **_answers(None, 404, 409, 422))
+    @routes.get("/v1/entries/{entry_id}/status", **answers(None, 404, 409, 422))
     def status(entry_id: EntryId) -> Response:
         """How its run stands, as `mens-sup status --json` says it; 409 while there is no run yet."""
         return _json(read_status(service.entry(entry_id).run_dir))
 
-    @routes.get("/v1/schedules", **_answers(["Schedule"]))
+    @routes.get("/v1/schedules", **answers(["Schedule"]))
     def schedules() -> Response:
         return _json(service.schedules())
 
@@ -101,7 +105,7 @@ def _reading(service: DaemonService) -> APIRouter:
 def _logs(service: DaemonService) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/v1/entries/{entry_id}/log", **_answers("LogPiece", 404, 409, 422))
+    @routes.get("/v1/entries/{entry_id}/log", **answers("LogPiece", 404, 409, 422))
     def log(
         entry_id: EntryId,
         stream: Literal["stdout", "stderr"] = "stdout",
@@ -120,11 +124,11 @@ def _logs(service: DaemonService) -> APIRouter:
 def _steering(service: DaemonService) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/entries", status_code=201, **_answers("Entry", 400, 403, 404, 409, 413, 422, code=201))
+    @routes.post("/v1/entries", status_code=201, **answers("Entry", 400, 403, 404, 409, 413, 422, code=201))
     def submit(request: Request, body: SubmitRequest) -> Response:
         """Queue a job."""
-        config = _readable(Path(body.config), _peer(request))
-        return _json(service.submit(body.submission(config, _kind(config))), 201)
+        config = Path(body.config)
+        return _json(service.submit(body.submission(config, _kind(config, _peer(request)))), 201)
 
     def act(name: str, action: Callable[[int], Entry], what: str) -> None:
         def endpoint(entry_id: EntryId) -> Response:
@@ -136,21 +140,21 @@ def _steering(service: DaemonService) -> APIRouter:
             methods=["POST"],
             name=name,
             description=what,
-            **_answers("Entry", 404, 409, 413, 422),
+            **answers("Entry", 404, 409, 413, 422),
         )
 
     act("cancel", service.cancel, "Take it out of the queue; a running one saves a checkpoint and ends.")
     act("pause", service.pause, "Hold it back; a running one saves a checkpoint and ends.")
     act("resume", service.resume, "Put a paused one into the queue again.")
 
-    @routes.post("/v1/schedules", status_code=201, **_answers("Schedule", 400, 403, 404, 409, 413, 422, code=201))
+    @routes.post("/v1/schedules", status_code=201, **answers("Schedule", 400, 403, 404, 409, 413, 422, code=201))
     def add_schedule(request: Request, body: ScheduleRequest) -> Response:
         """Submit a configuration again and again, from now on."""
-        config = _readable(Path(body.config), _peer(request))
-        _kind(config)
+        config = Path(body.config)
+        _kind(config, _peer(request))
         return _json(service.add_schedule(config, body.cron), 201)
 
-    @routes.delete("/v1/schedules/{schedule_id}", status_code=204, **_answers(None, 404, 413, 422, code=204))
+    @routes.delete("/v1/schedules/{schedule_id}", status_code=204, **answers(None, 404, 413, 422, code=204))
     def remove_schedule(
         schedule_id: Annotated[str, InPath(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
     ) -> Response:
@@ -166,8 +170,20 @@ def _peer(request: Request) -> Peer:
     return peer
 
 
-def _readable(config: Path, peer: Peer) -> Path:
-    """``config`` without links, when both the daemon and ``peer`` can read it. Raises HTTPException.
+def _kind(config: Path, peer: Peer) -> str:
+    """The kind of job in a configuration that ``peer`` can read. Raises HTTPException and InputError."""
+    from supervisor.yaml_source import read_yaml
+
+    _check_readable(config, peer)
+    document, _ = read_yaml(config)
+    kind = document.get("kind", "sft")
+    if not isinstance(kind, str):
+        raise InputError(f"{config}: kind is no text. Write the name of a kind of job, such as sft.")
+    return kind
+
+
+def _check_readable(config: Path, peer: Peer) -> None:
+    """Can both the daemon and ``peer`` read it? Raises HTTPException; InputError when it is too large, or no file.
 
     Who can't read it is told the same whether it exists or not.
     """
@@ -184,57 +200,10 @@ def _readable(config: Path, peer: Peer) -> Path:
             raise refusal from None
         sentence = f"{config}: the daemon's user can't read it. Put it where it can, or give it the right to."
         raise HTTPException(403, sentence) from None
-    return real
-
-
-def _kind(config: Path) -> str:
-    """The kind of job in a configuration, which the daemon reads itself. Raises InputError."""
-    from supervisor.yaml_source import read_yaml
-
-    document, _ = read_yaml(config)
-    kind = document.get("kind", "sft")
-    if not isinstance(kind, str):
-        raise InputError(f"{config}: kind is no text.")
-    return kind
 
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
-
-
-def _answers(schema: str | list[str] | None, *errors: int, code: int = 200) -> dict[str, Any]:
-    """How a route is described: the schema of its answer (a list for many), and which errors it knows."""
-    responses: dict[int | str, dict[str, Any]] = {
-        each: _content(_reference("ErrorAnswer"), _MEANS[each]) for each in (*errors, 500, 503)
-    }
-    if code != 204:
-        shape: dict[str, Any] = {"type": "object"}
-        if isinstance(schema, list):
-            shape = {"type": "array", "items": _reference(schema[0])}
-        elif schema is not None:
-            shape = _reference(schema)
-        responses[code] = _content(shape, "Done" if code == 201 else "As asked")
-    return {"responses": responses, "response_class": Response}
-
-
-_MEANS = {
-    400: "The body is no JSON",
-    403: "You may not",
-    404: "There is no such thing",
-    409: "It is not possible as things stand",
-    413: "The request is too large",
-    422: "The request is not as it should be",
-    500: "A defect of the daemon",
-    503: "Not now",
-}
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": REFERENCE.format(name=name)}
-
-
-def _content(schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
