@@ -77,6 +77,9 @@ class SamplerSection(Section):
     """Compute type: auto is bfloat16 on a GPU and float32 on a CPU."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the model runs."""
+    template_of: StrictStr | None = None
+    """Folder of an adapter whose prompts are written here: its chat template, variables and system prompt, with or
+    without the adapter itself."""
     chat_template: StrictStr | None = None
     """Jinja file that replaces the tokenizer's chat template."""
     chat_template_kwargs: dict[str, StrictBool | StrictInt | StrictStr] = {}

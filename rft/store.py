@@ -61,6 +61,11 @@ CREATE TABLE verdict (
 CREATE TABLE attempt (number INTEGER PRIMARY KEY, seconds REAL NOT NULL) STRICT;
 CREATE TABLE change (time REAL NOT NULL, name TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL) STRICT;
 """
+_METRICS = (
+    "CREATE TABLE IF NOT EXISTS metric (task INTEGER NOT NULL, place INTEGER NOT NULL, name TEXT NOT NULL, "
+    "value REAL NOT NULL, PRIMARY KEY (task, place, name)) STRICT, WITHOUT ROWID"
+)
+"""Stores of earlier versions of this format have none."""
 
 
 class StoreError(InputError):
@@ -163,6 +168,8 @@ class Store:
                         db.execute(statement)
                     store.remember("format", FORMAT)
             store._check_format()
+            with store.batch():
+                db.execute(_METRICS)
         return store
 
     @classmethod
@@ -360,6 +367,10 @@ class Store:
                         verdict.score, verdict.seconds,
                     ),
                 )  # fmt: skip
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO metric VALUES (?, ?, ?, ?)",
+                    ((each.task, each.index, name, value) for name, value in verdict.metrics.items()),
+                )
 
     def states(self, task: int) -> list[State]:
         """What planning needs to know of a task's samples, by index."""
@@ -389,7 +400,15 @@ class Store:
             "v.diagnostic, v.passed, v.expected, v.score, v.seconds FROM sample s JOIN content c USING (task, place) "
             "LEFT JOIN verdict v USING (task, place) WHERE s.task = ? ORDER BY s.place"
         )
-        return [_stored(row) for row in self._db.execute(query, (task,))]
+        metrics = self._metrics(task)
+        return [_stored(row, metrics.get(row[1], {})) for row in self._db.execute(query, (task,))]
+
+    def _metrics(self, task: int) -> dict[int, dict[str, float]]:
+        found: dict[int, dict[str, float]] = {}
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'metric'").fetchone():
+            for place, name, value in self._db.execute("SELECT place, name, value FROM metric WHERE task = ?", (task,)):
+                found.setdefault(place, {})[name] = value
+        return found
 
     def totals(self) -> Totals:
         """Over all samples, also those of tasks that no longer belong to the job: they were paid for."""
@@ -487,15 +506,16 @@ def _unpack_floats(data: bytes | None) -> tuple[float, ...] | None:
     return tuple(found)
 
 
-def _stored(row: tuple[Any, ...]) -> StoredSample:
+def _stored(row: tuple[Any, ...], metrics: dict[str, float]) -> StoredSample:
     task, index, seed, text, ids, logprobs, finish, prompt, completion, seconds, sampler, attempt, key = row[:13]
     outcome = row[13]
     verdict = None
     if outcome is not None and outcome != REFUSED:
         reason, verifier, version, isolation, diagnostic, passed, expected, score, took = row[14:]
         verdict = Verdict(
-            Outcome(outcome), reason, verifier, version, Isolation(isolation), diagnostic, passed, expected, score, took
-        )
+            Outcome(outcome), reason, verifier, version, Isolation(isolation), diagnostic, passed, expected, score,
+            took, metrics,
+        )  # fmt: skip
     refused = outcome == REFUSED
     return StoredSample(
         task, index, seed, "" if refused else text, _unpack_ids(ids), _unpack_floats(logprobs), finish, prompt,

@@ -47,12 +47,14 @@ _REQUIRED = {"jsonl": ("path",), "reasoning_gym": ("dataset", "max_tasks"), "dec
 class LoadReport:
     """What became of the sources' tasks, filled while they are read.
 
-    ``tasks`` that were taken, by source; ``repeated`` ones that were not, as they stood before; ``leaked``: task and
-    the bench item that it contains; ``notes`` are sentences for people.
+    ``tasks`` that were taken, by source; ``repeated`` ones that were not, as they stood before, and those that were
+    ``asked_again`` all the same; ``leaked``: task and the bench item that it contains; ``notes`` are sentences for
+    people.
     """
 
     tasks: Counter[str] = field(default_factory=Counter)
     repeated: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     leaked: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -60,17 +62,22 @@ class LoadReport:
         """For the log: what was left out and why."""
         repeated = +self.repeated
         said = [f"{count} repeated tasks of the source {source} were left out" for source, count in repeated.items()]
+        for source, count in self.asked_again.items():
+            said.append(f"{count} tasks of the source {source} stand repeatedly and are asked each time")
         said += [f"{task} was left out: it contains the bench item {item}" for task, item in self.leaked[:SHOWN_LEAKS]]
         if len(self.leaked) > SHOWN_LEAKS:
             said.append(f"{len(self.leaked) - SHOWN_LEAKS} more tasks were left out because they contain a bench item")
         return [*said, *self.notes]
 
 
-def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = None) -> Iterator[Task]:
+def load_tasks(
+    sections: TasksSection, seed: int, report: LoadReport | None = None, *, keep_repeated: bool = False
+) -> Iterator[Task]:
     """All tasks in the order of the configuration; streams. The same on every machine and in every run.
 
-    Raises InputError (with file:line where there is one) for what cannot be read, for an id that stands twice, and for
-    a source of which nothing is left.
+    ``keep_repeated``: a task that stands again is taken again, in a cluster with the first; ``~2`` is added to its id
+    where that is the first one's. Raises InputError (with file:line where there is one) for what cannot be read, for an
+    id that stands twice, and for a source of which nothing is left.
     """
     report = report or LoadReport()
     leakage = Leakage.of(sections.exclude_benches)
@@ -80,7 +87,7 @@ def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = No
             f"as {leakage.unguarded[0]}"
         )
     ids: set[bytes] = set()
-    contents: set[bytes] = set()
+    contents: dict[bytes, tuple[str, int]] = {}
     for section in sections.sources:
         for task, item in _with_items(_source_tasks(section, seed, report), leakage):
             if item is not None:
@@ -88,13 +95,19 @@ def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = No
                 continue
             content = bytes.fromhex(task.digest)[:16]
             if content in contents:
-                report.repeated[section.name] += 1
-                continue
+                if not keep_repeated:
+                    report.repeated[section.name] += 1
+                    continue
+                report.asked_again[section.name] += 1
+                first, times = contents[content]
+                contents[content] = (first, times + 1)
+                name = f"{task.id}~{times + 1}" if task.id == first else task.id
+                task = msgspec.structs.replace(task, id=name, cluster=task.cluster or first)
             key = hashlib.sha256(task.id.encode("utf-8", "surrogatepass")).digest()[:16]
             if key in ids:
                 where = f"{task.file}:{task.line}: " if task.file else ""
                 raise InputError(f"{where}the id {task.id} stands twice, with another task. Give each task its own id.")
-            contents.add(content)
+            contents.setdefault(content, (task.id, 1))
             ids.add(key)
             report.tasks[section.name] += 1
             yield task

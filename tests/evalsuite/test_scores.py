@@ -75,6 +75,6 @@ def test_no_file_says_what_makes_one(tmp_path):
     ],
 )
 def test_scores_that_contradict_themselves_are_not_written(tmp_path, change):
-    with pytest.raises(ValueError, match=r"whole|missing|twice|values|tasks"):
+    with pytest.raises(ValueError, match=r"whole|missing|twice|value|tasks"):
         write_scores(tmp_path, msgspec.structs.replace(SCORES, **change))
     assert not list(tmp_path.iterdir())
