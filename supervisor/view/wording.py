@@ -49,7 +49,15 @@ def is_alarming(event: Event) -> bool:
 
 def clock(moment: float) -> str:
     """Local time of day of Unix seconds."""
-    return time.strftime("%H:%M:%S", time.localtime(moment))
+    return local_time(moment, "%H:%M:%S")
+
+
+def local_time(moment: float, form: str) -> str:
+    """Unix seconds as local time, ``?`` for what is no moment: a trainer may write anything into its events."""
+    try:
+        return time.strftime(form, time.localtime(moment))
+    except (OSError, OverflowError, ValueError):
+        return "?"
 
 
 def number(data: Mapping[str, Any], key: str) -> float | None:
