@@ -186,6 +186,12 @@ class Forecasts(Protocol):
         """Equal for runs whose processes train about as many tokens per second on one machine."""
 
 
+def wanted_device(kind: JobKind, sections: BaseModel) -> str:
+    """cuda, cpu, or auto for a GPU where there is one; auto as well for a kind that has no method ``device``."""
+    device = getattr(kind, "device", None)
+    return "auto" if device is None else str(device(sections))
+
+
 class UnknownKindError(Exception):
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"kind {name!r} is not installed; known kinds: {', '.join(known) or 'none'}")
