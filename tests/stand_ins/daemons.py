@@ -23,7 +23,7 @@ from supervisor.yaml_source import render_yaml
 
 
 class DaemonProcess:
-    """One state folder and its daemons, one after the other; :meth:`clear` ends what is left of them and of the runs."""
+    """One state folder and its daemons, one after the other; :meth:`clear` ends what is left of them and the runs."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
