@@ -40,10 +40,11 @@ from trainer.launcher import Place
 from trainer.model import add_adapter, choose_device, load_base, trainable_parameters
 from trainer.numerics import settle_vector_maths
 from trainer.peak_memory import PeakMeter, report_peak
-from trainer.ranks import meet
+from trainer.ranks import Ranks, meet
 from trainer.reporting import Reporter
-from trainer.sft import SupervisedSFTTrainer, check_trackers
+from trainer.sft import SupervisedSFTTrainer
 from trainer.sharding import shard_base
+from trainer.training_arguments import check_trackers
 
 
 def run_attempt(
@@ -106,7 +107,7 @@ def run_attempt(
         reporter.enter(Phase.FINISHED)
         done = {"steps": start_step, "tokens": resumed.tokens_seen, "rows": resumed.rows_seen}
         ranks.part()
-        return _report(planned, done, over)
+        return _parting(_report(planned, done, over), reporter, ranks)
 
     reporter.beat()
     peak = PeakMeter(device)
@@ -161,7 +162,15 @@ def run_attempt(
     reporter.enter(Phase.FINISHED)
     done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
     owed = trainer.evaluation_due(done["steps"])
-    return _report(planned, done, evaluations.over if evaluations.standing.step == done["steps"] else None, owed)
+    over = evaluations.over if evaluations.standing.step == done["steps"] else None
+    return _parting(_report(planned, done, over, owed), reporter, ranks)
+
+
+def _parting(report: ExitReport, reporter: Reporter, ranks: Ranks) -> ExitReport:
+    """No evaluation goes on after a training that is over."""
+    if report.kind is ExitKind.COMPLETED:
+        reporter.paths.kept_batches(ranks.index).unlink(missing_ok=True)
+    return report
 
 
 def _report(planned: dict[str, int], done: dict[str, int], over: str | None, owed: bool = False) -> ExitReport:

@@ -44,7 +44,7 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step == self.trainer.start_step:
-            self.trainer.restart_rate()
+            self.trainer.pace.restart(self.trainer.tokens_done)
             # Building the batch iterator draws from the global generator, so both a fresh and a resumed
             # attempt set the stream here, with the first batch in hand and nothing computed yet.
             torch.manual_seed(args.seed + self.trainer.ranks.index)
