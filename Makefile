@@ -7,7 +7,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check clean
+.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check install-systemd uninstall-systemd clean
 
 install: $(VENV)/.installed
 
@@ -77,6 +77,14 @@ schema: install
 GPU_PYTHON ?= $(BIN)/python
 gpu-check:
 	$(GPU_PYTHON) benchmarks/gpu_check.py
+
+# The daemon as a service of this machine (docs/daemon.md), as root and after `make install`. What uninstalling finds of runs
+# stays unless RUNS=delete.
+install-systemd:
+	@sh systemd/install.sh install $(BIN)
+
+uninstall-systemd:
+	@sh systemd/install.sh uninstall $(if $(filter delete,$(RUNS)),--delete-runs)
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py
