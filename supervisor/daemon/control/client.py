@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
@@ -77,7 +78,8 @@ class DaemonClient:
         headers = {} if body is None else {"Content-Type": "application/json"}
         connection = _UnixConnection(self.path, self._seconds)
         try:
-            connection.request(method, target, None if body is None else json.dumps(body), headers)
+            with suppress(BrokenPipeError):  # who is refused is told so before having asked
+                connection.request(method, target, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER + 1)
         except TimeoutError:

@@ -57,6 +57,11 @@ class ControlServer:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def connections(self) -> int:
+        """How many are served at the moment."""
+        return sum(len(server.server_state.connections) for server in self._servers)
+
+    @property
     def http_port(self) -> int | None:
         """The TCP port in use, also when port 0 was asked for."""
         return next((each.port for each in self._listening if each.port is not None), None)
