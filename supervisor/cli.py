@@ -8,6 +8,7 @@ paragraph on standard error and an exit code, never in a traceback.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -20,6 +21,8 @@ from supervisor.problems import InputError
 if TYPE_CHECKING:
     from supervisor.config import LoadedConfig
     from supervisor.state import Outcome
+    from supervisor.view.screen import View
+    from supervisor.view.steering import OwnRun
 
 EXIT_COMPLETED = 0
 EXIT_GAVE_UP = 1
@@ -63,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from supervisor.state import Outcome
     from supervisor.supervise import RunRequest, supervise
     from supervisor.view.screen import open_view
+    from supervisor.view.steering import OwnRun
 
     request = RunRequest(
         config,
@@ -72,8 +76,12 @@ def run(options: argparse.Namespace) -> int:
         options.authorize_hours,
         options.force_overfit,
     )
-    with open_view(directory, live=not options.no_live) as on_tick:
-        outcome = supervise(request, on_tick)
+    own = OwnRun()
+    with open_view(directory, live=not options.no_live, steering=own) as view:
+        outcome = supervise(request, view)
+        while outcome is Outcome.STOPPED and own.paused and _goes_on(own, view):
+            outcome = supervise(RunRequest(None, directory, options.max_attempts), view)
+    _leave_report(directory)
     try:
         _say_outcome(directory, outcome)
     except OSError:  # nobody is reading; the exit code still tells
@@ -84,6 +92,33 @@ def run(options: argparse.Namespace) -> int:
         Outcome.FAILED_CONFIG: EXIT_BAD_INPUT,
     }
     return codes.get(outcome, EXIT_GAVE_UP)
+
+
+def _goes_on(own: OwnRun, view: View) -> bool:
+    """Wait while the run is paused: True when it is to go on, False when it is to end here."""
+    from supervisor.process.signals import SignalQueue
+
+    own.at_rest = True
+    with SignalQueue() as signals:
+        while own.paused:
+            view()
+            if view.left or own.ended or signals.take():
+                return False
+            view.wait(0.5)
+    return True
+
+
+def _leave_report(directory: Path) -> None:
+    """RUN/report.html. What the run came to stands whether there is a page about it or not."""
+    from supervisor.protocol.events import EventLog
+    from supervisor.protocol.paths import RunPaths
+    from supervisor.report import write_report
+
+    try:
+        write_report(directory)
+    except (InputError, OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            EventLog(RunPaths(directory).events, "supervisor").append("warning", f"no report was written: {error}")
 
 
 def status(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from supervisor.sensors.report import SensorReport, read_report
 from supervisor.state import Outcome, RunState, read_state
 from supervisor.view.wording import describe, number
 
-RECENT_EVENTS = 20
+RECENT_EVENTS = 60
 LOSSES_KEPT = 4096
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from supervisor.protocol.events import Event
+from supervisor.redact import hide_secrets
 from supervisor.sensors.disk import human_bytes
 from supervisor.view.text import clean, count
 
@@ -31,10 +32,10 @@ MAX_CHARACTERS = 600
 
 
 def describe(event: Event) -> str | None:
-    """One line about an event, or None when it is routine. Free of control characters."""
+    """One line about an event, or None when it is routine. Free of control characters and of secrets."""
     if event.kind in _ROUTINE:
         return None
-    text = _special(event) or clean(event.message)
+    text = str(hide_secrets(_special(event) or clean(event.message)))
     if not text:
         return None
     if event.kind in _WHOLE_SENTENCES:

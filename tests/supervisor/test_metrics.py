@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
+
+from troubled_run import make_troubled_run
 
 from supervisor.metrics import DaemonFigures, MetricsSource, metrics_text, write_textfile
 from supervisor.report import Summaries, run_directories
 from supervisor.state import Outcome, read_state, write_state
 from supervisor.view.follow import Follower
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
-from troubled_run import make_troubled_run
 
 _LINE = re.compile(
     r"[a-zA-Z_:][a-zA-Z0-9_:]*"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from troubled_run import make_troubled_run
 
 from supervisor.problems import InputError
 from supervisor.protocol.events import Event, EventLog
@@ -18,9 +18,6 @@ from supervisor.protocol.paths import RunPaths
 from supervisor.report import REPORT_NAME, Summaries, index_page, run_directories, run_page, write_report
 from supervisor.report.history import KEPT_POINTS, Curve, Point, fold
 from supervisor.state import Outcome, RunState, write_state
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
-from troubled_run import make_troubled_run
 
 
 class Reader(HTMLParser):

@@ -102,8 +102,9 @@ def _add_schedule(add: Adder) -> None:
 def _add_looking(add: Adder) -> None:
     watch = add("watch", "follow a run as it goes, until it ends")
     watch.description = (
-        "Follow a run as it goes, until it ends: a live screen in a terminal, plain lines elsewhere. Ctrl-C ends the "
-        "watching, never the run. Exit code as of `mens-sup run`."
+        "Follow a run as it goes, until it ends: a live screen in a terminal, plain lines elsewhere. Keys: q leaves the "
+        "view, l shows log lines, s stops the run with a checkpoint, p pauses one of the daemon's queue and lets it go "
+        "on. Leaving, by q or Ctrl-C, never touches the run. Exit code as of `mens-sup run`, 0 after q."
     )
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{_RUN} (the newest)")
     watch.add_argument("--no-live", action="store_true", help="plain lines even in a terminal")

@@ -58,15 +58,19 @@ def watch(options: argparse.Namespace) -> int:
     found = _begun(find_run(options.run))
     if found.asked is not None:
         return _watch_through_daemon(found)
+    from supervisor.daemon.control.steer import Steer
     from supervisor.view.screen import open_view
 
-    with open_view(found.directory, live=not options.no_live) as look:
+    steer = Steer(found)
+    with open_view(found.directory, live=not options.no_live, steering=steer, lines_after=False) as view:
         while True:
-            look()
+            view()
             state = _state_of(found)
-            if state.outcome is not Outcome.RUNNING:
+            if view.left:
+                return 0
+            if state.outcome is not Outcome.RUNNING and not steer.may_go_on:
                 break
-            time.sleep(POLL_SECONDS)
+            view.wait(POLL_SECONDS)
     return _ended(found, state.outcome, state.explanation)
 
 
