@@ -94,6 +94,7 @@ def load_base(
         "attn_implementation": section.attn_implementation,
         "device_map": {"": "cpu" if held_on_cpu else str(device)},
         "local_files_only": True,
+        "trust_remote_code": False,  # nor is anybody asked whether to run what came with a model
     }
     if section.quantization == "none":
         return _from_pretrained(base, base.path, options)
