@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from supervisor.config import load_config
 from supervisor.daemon.service import (
     Entry,
     EntryState,
@@ -19,13 +20,17 @@ from supervisor.daemon.service import (
     Schedule,
     Submission,
 )
+from supervisor.problems import InputError
 
 
 class ToyService:
+    """``looks_through``: configurations are validated before they are queued."""
+
     def __init__(self, runs: Path) -> None:
         self.runs = runs
         self.queue: dict[int, Entry] = {}
         self.plan: dict[str, Schedule] = {}
+        self.looks_through = False
         self._lock = threading.Lock()
         self._begun = time.monotonic()
 
@@ -34,6 +39,8 @@ class ToyService:
             missing = [each for each in submission.after if each not in self.queue]
             if missing:
                 raise NoSuchEntryError(f"There is no entry {missing[0]} in the queue.")
+            if self.looks_through:
+                _look_through(submission.config)
             number = len(self.queue) + 1
             name = submission.name or submission.config.stem
             entry = Entry(
@@ -105,3 +112,10 @@ class ToyService:
         with self._lock:
             self.queue[entry_id] = msgspec.structs.replace(entry, state=state)
         return self.queue[entry_id]
+
+
+def _look_through(config: Path) -> None:
+    try:
+        load_config(config)
+    except InputError as error:
+        raise NotPossibleError(str(error)) from None

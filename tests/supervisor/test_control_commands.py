@@ -100,6 +100,7 @@ def test_the_queue(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 # proves SUP-18 and TRN-9: what is wrong is said at once, with line and key, and nothing is queued
 def test_what_cannot_be_queued(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.service.looks_through = True
     (tmp_path / "bad.yaml").write_text("kind: scripted\nlimits:\n  max_atempts: 2\n")
     complaint = said(capsys, "submit", "bad.yaml", code=2)
     assert "bad.yaml:3" in complaint and "max_attempts" in complaint
@@ -123,7 +124,7 @@ def test_schedules(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[s
 # proves SUP-18: without a daemon one paragraph says so, and how to start it
 @pytest.mark.parametrize(
     "arguments",
-    [("queue",), ("submit", "job.yaml"), ("cancel", "1"), ("schedule", "list"), ("status", "1"), ("status",), ("logs",)],
+    [("queue",), ("submit", "job.yaml"), ("cancel", "1"), ("schedule", "list"), ("status", "1"), ("status",)],
 )
 def test_no_daemon(
     arguments: tuple[str, ...], nobody: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

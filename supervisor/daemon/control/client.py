@@ -22,6 +22,8 @@ from supervisor.daemon.service import Entry, Health, Schedule
 T = TypeVar("T")
 
 MAX_ANSWER = 64 << 20
+LOOKING_THROUGH_SECONDS = 100.0
+"""For questions that make the daemon read a configuration and all that it names."""
 
 
 class DaemonClient:
@@ -30,7 +32,7 @@ class DaemonClient:
     Every method raises NoDaemonError, and DaemonRefusedError for what the daemon will not do.
     """
 
-    def __init__(self, path: Path | None = None, seconds: float = 15.0) -> None:
+    def __init__(self, path: Path | None = None, seconds: float = 30.0) -> None:
         self.path = path or socket_to_ask()
         self._seconds = seconds
 
@@ -46,7 +48,7 @@ class DaemonClient:
 
     def submit(self, request: Mapping[str, Any]) -> Entry:
         """``request``: SubmitRequest of the OpenAPI document."""
-        return decode(self._ask("POST", "/v1/entries", request), Entry)
+        return decode(self._ask("POST", "/v1/entries", request, LOOKING_THROUGH_SECONDS), Entry)
 
     def act(self, entry_id: int, action: Literal["cancel", "pause", "resume"]) -> Entry:
         return decode(self._ask("POST", f"/v1/entries/{entry_id}/{action}"), Entry)
@@ -69,14 +71,18 @@ class DaemonClient:
         return decode(self._ask("GET", "/v1/schedules"), list[Schedule])
 
     def add_schedule(self, config: Path, cron: str) -> Schedule:
-        return decode(self._ask("POST", "/v1/schedules", {"config": str(config), "cron": cron}), Schedule)
+        request = {"config": str(config), "cron": cron}
+        return decode(self._ask("POST", "/v1/schedules", request, LOOKING_THROUGH_SECONDS), Schedule)
 
     def remove_schedule(self, schedule_id: str) -> None:
         self._ask("DELETE", f"/v1/schedules/{quote(schedule_id, safe='')}")
 
-    def _ask(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> bytes:
+    def _ask(
+        self, method: str, target: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+    ) -> bytes:
         headers = {} if body is None else {"Content-Type": "application/json"}
-        connection = _UnixConnection(self.path, self._seconds)
+        patience = seconds or self._seconds
+        connection = _UnixConnection(self.path, patience)
         try:
             with suppress(BrokenPipeError):  # who is refused is told so before having asked
                 connection.request(method, target, None if body is None else json.dumps(body), headers)
@@ -84,8 +90,8 @@ class DaemonClient:
             data = answer.read(MAX_ANSWER + 1)
         except TimeoutError:
             raise NoDaemonError(
-                f"The daemon at {self.path} did not answer within {self._seconds:g} s. Look at its journal: "
-                "journalctl -u mens-supervisor."
+                f"The daemon at {self.path} did not answer within {patience:g} s; what was asked may still be done. "
+                "Look at its queue (mens-sup queue) and its journal (journalctl -u mens-supervisor)."
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise NoDaemonError(_nobody(self.path, error)) from None

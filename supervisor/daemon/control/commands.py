@@ -25,8 +25,8 @@ def add_commands(add: Adder) -> None:
 def _add_queue(add: Adder) -> None:
     submit = add("submit", "queue a job with the daemon, which runs it by itself")
     submit.description = (
-        "Queue CONFIG, of any kind of job, with the daemon. It is checked here first, as `mens-sup validate` does. "
-        "Exit code 0: queued; 2: bad configuration, no daemon, or the daemon will not do it."
+        "Queue CONFIG, of any kind of job, with the daemon, which checks it first as `mens-sup validate` does and "
+        "keeps it as it is now. Exit code 0: queued; 2: bad configuration, no daemon, or the daemon will not do it."
     )
     submit.epilog = (
         "examples:  mens-sup submit sft.yaml    mens-sup submit eval.yaml --after sft    "
@@ -102,9 +102,9 @@ def _add_schedule(add: Adder) -> None:
 def _add_looking(add: Adder) -> None:
     watch = add("watch", "follow a run as it goes, until it ends")
     watch.description = (
-        "Follow a run as it goes, until it ends: a live screen in a terminal, plain lines elsewhere. Keys: q leaves the "
-        "view, l shows log lines, s stops the run with a checkpoint, p pauses one of the daemon's queue and lets it go "
-        "on. Leaving, by q or Ctrl-C, never touches the run. Exit code as of `mens-sup run`, 0 after q."
+        "Follow a run as it goes, until it ends: a live screen in a terminal, plain lines elsewhere. Keys: q leaves "
+        "the view, l shows log lines, s stops the run with a checkpoint, p pauses one of the daemon's queue and "
+        "lets it go on. Leaving, by q or Ctrl-C, never touches the run. Exit code as of `mens-sup run`, 0 after q."
     )
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{_RUN} (the newest)")
     watch.add_argument("--no-live", action="store_true", help="plain lines even in a terminal")

@@ -27,7 +27,7 @@ class Limits:
     connections: int = 64
     per_peer: int = 16
     request_seconds: float = 10.0
-    total_seconds: float = 60.0
+    total_seconds: float = 90.0
     head_bytes: int = 16 << 10
     body_bytes: int = 64 << 10
 

@@ -23,15 +23,11 @@ ALL = 100_000
 
 
 def submit(options: argparse.Namespace) -> int:
-    """The configuration is checked here as well: who submits it sees at once what is wrong, with line and key."""
+    """The daemon looks the configuration through before it queues it, and says what is wrong with line and key."""
     client = DaemonClient()
-    client.health()
-    from supervisor.config import load_config
-
-    loaded = load_config(options.config, options.sets)
     request: dict[str, Any] = {
         "config": str(options.config.absolute()),
-        "name": options.name or loaded.own.name,
+        "name": options.name,
         "run_dir": None if options.run_dir is None else str(options.run_dir.absolute()),
         "after": [find_entry(client, each).id for each in options.after],
         "priority": options.priority,
@@ -67,12 +63,7 @@ def act(options: argparse.Namespace) -> int:
 
 
 def schedule_add(options: argparse.Namespace) -> int:
-    client = DaemonClient()
-    client.health()
-    from supervisor.config import load_config
-
-    load_config(options.config)
-    added = client.add_schedule(options.config.absolute(), options.cron)
+    added = DaemonClient().add_schedule(options.config.absolute(), options.cron)
     _print(encode(added).decode() if options.as_json else f"schedule {added.id}: {_due(added, time.time())}")
     return 0
 
