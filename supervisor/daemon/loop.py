@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from supervisor.protocol.lock import FileLock, LockHeldError
 SOON_SECONDS = 0.2
 """Between two looks while something is between two states."""
 IDLE_SECONDS = 30.0
+RETRY_SECONDS = 5.0
 _log = logging.getLogger("mens-supervisor")
 
 
@@ -129,15 +131,19 @@ class Daemon:
             lock.release()
 
     def _loop(self, signals: DaemonSignals) -> End:
-        self._look()
         self._notifier.ready()
         while True:
-            if (end := self._asked(signals)) is not None:
-                return end
-            wait = self._look()
+            try:
+                if (end := self._asked(signals)) is not None:
+                    return end
+                wait = self._look()
+                status = self._status()
+            except sqlite3.OperationalError as error:  # a full disk: every step is whole or undone, and tried again
+                status, wait = f"the queue cannot be written: {error}", RETRY_SECONDS
+                _log.error("%s: %s", self._paths.queue, status)
             self._view.ticked = time.monotonic()
             self._notifier.alive()
-            self._notifier.status(self._status())
+            self._notifier.status(status)
             signals.wait(wait, [self._wake_read, *self._runner.descriptors])
             self._drain()
 

@@ -28,7 +28,7 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]
     """Nothing of it runs by itself: :meth:`process` does what is due."""
 
     def __init__(self, queue: Queue, fire: Fire) -> None:
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        logging.getLogger("apscheduler").setLevel(logging.CRITICAL)
         super().__init__(
             jobstores={"default": _Store(queue)},
             executors={_EXECUTOR: _QueueExecutor(queue, fire)},
@@ -38,8 +38,11 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]
 
     def process(self) -> float | None:
         """Queue what is due; seconds until the next time, None without one."""
+        executor = self._lookup_executor(_EXECUTOR)
         with self._queue.transaction():
             seconds: float | None = self._process_jobs()
+            if (failure := executor.take_failure()) is not None:
+                raise failure  # APScheduler would only log it, and move the schedule on
         return seconds
 
     def wakeup(self) -> None:
@@ -57,17 +60,27 @@ def first_time(cron: str) -> float:
 
 
 class _QueueExecutor(BaseExecutor):  # type: ignore[misc]
-    """Runs at once, in the caller's thread and transaction; an error is the daemon's to see."""
+    """Runs at once, in the caller's thread and transaction."""
 
     def __init__(self, queue: Queue, fire: Fire) -> None:
         super().__init__()
         self._queue = queue
         self._fire = fire
+        self._failure: BaseException | None = None
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         stored = next((each for each in self._queue.schedules() if each.id == job.id), None)
-        if stored is not None:
+        if stored is None:
+            return
+        try:
             self._fire(stored, run_times[-1].timestamp())
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def take_failure(self) -> BaseException | None:
+        failure, self._failure = self._failure, None
+        return failure
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError

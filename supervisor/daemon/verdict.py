@@ -86,8 +86,11 @@ def _stopped(ended: Ended, run: RunState) -> Verdict:
 
 
 def _died(ended: Ended) -> Verdict:
-    """The supervisor was killed, or crashed."""
-    if ended.wish and not ended.trainer_alive:
+    """The supervisor was killed, or crashed. A trainer that lives needs another one, which takes it up: to go on with
+    it, or to stop it gently. When the daemon itself ends there can't be one: giving back the lease ends the trainer,
+    which costs a step.
+    """
+    if ended.wish == "yield" or (ended.wish and not ended.trainer_alive):
         return Verdict(WISHED[ended.wish], "Its supervisor died before it had stopped; nothing of it lives any more.")
     if ended.rebooted:
         return Verdict(EntryState.WAITING, "The machine was restarted; it goes on from its newest checkpoint.")

@@ -127,13 +127,17 @@ class BootedSystemd:
 
     def run(self, *command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
         """A command inside, as root."""
-        entered = ["nsenter", "-t", str(self._leader), "-m", "-u", "-i", "-p", "-r", "-w"]
-        return subprocess.run(
-            [*entered, "env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *command],
-            capture_output=True,
-            text=True,
-            check=check,
-        )
+        done = subprocess.run([*self._entered(), *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or not check, f"{command}: {done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """A command inside that goes on; its standard output can be read."""
+        return subprocess.Popen([*self._entered(), *command], stdout=subprocess.PIPE, text=True)
+
+    def inside(self, path: str | Path) -> Path:
+        """A file inside, as this process can open it."""
+        return Path(f"/proc/{self._leader}/root{path}")
 
     def power_off(self) -> None:
         """As by the button: everything is ended in its order."""
@@ -150,6 +154,10 @@ class BootedSystemd:
             os.kill(self._leader or self._outer.pid, signal.SIGKILL)
         self._outer.wait(60)
         self._clear_groups()
+
+    def _entered(self) -> list[str]:
+        entered = ["nsenter", "-t", str(self._leader), "-m", "-u", "-i", "-p", "-r", "-w"]
+        return [*entered, "env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
 
     def _systemd(self) -> int:
         """The pid of process 1 as seen from outside; 0 while it is not there."""
