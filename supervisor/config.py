@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import importlib.util
 import json
 import os
 import re
@@ -21,9 +22,10 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from supervisor.config_errors import problems_of, show, suggest
 from supervisor.config_ladder import fit_ladder
-from supervisor.config_sections import NAME_PATTERN, SupervisorSections
+from supervisor.config_sections import NAME_PATTERN, NotifySettings, SupervisorSections
 from supervisor.jobs import JobKind, Patch, Problem, SeveralProcesses, UnknownKindError, keeps_own_state, load_kind
 from supervisor.problems import ConfigError, render_problems
+from supervisor.secret_file import read_addresses
 from supervisor.yaml_source import parse_yaml_value, read_yaml
 
 __all__ = [
@@ -259,12 +261,32 @@ def _schema_problems(model: type[BaseModel], data: Mapping[str, Any]) -> list[Pr
 
 
 def _resolve_own(own: SupervisorSections, base: Path) -> SupervisorSections:
+    own = own.model_copy(update={"notify": _resolve_notify(own.notify, base)})
     python = own.launch.python
     if python is None or os.sep not in python:
         return own
     # not Path.resolve(): a virtual environment's interpreter is a link that must stay one
     absolute = os.path.normpath(base / Path(python).expanduser())
     return own.model_copy(update={"launch": own.launch.model_copy(update={"python": absolute})})
+
+
+def _resolve_notify(notify: NotifySettings, base: Path) -> NotifySettings:
+    given = {"urls_file": notify.urls_file, "ping_file": notify.ping_file}
+    return notify.model_copy(
+        update={key: os.path.normpath(base / Path(file).expanduser()) for key, file in given.items() if file}
+    )
+
+
+def _notify_problems(notify: NotifySettings) -> list[Problem]:
+    problems = []
+    for key, file in (("notify.urls_file", notify.urls_file), ("notify.ping_file", notify.ping_file)):
+        if file is not None and isinstance(found := read_addresses(Path(file)), str):
+            remedy = f"chmod o-r {file}" if "by everybody" in found else "Write one address a line into it."
+            problems.append(Problem(key, f"{key}: {found}", remedy))
+    if notify.urls_file is not None and importlib.util.find_spec("apprise") is None:
+        message = "notify.urls_file: apprise is not installed"
+        problems.append(Problem("notify.urls_file", message, "pip install 'mens-supervisor[notify]'"))
+    return problems
 
 
 def _launch_problems(own: SupervisorSections) -> list[Problem]:
@@ -275,7 +297,7 @@ def _launch_problems(own: SupervisorSections) -> list[Problem]:
     if own.notify.command and shutil.which(own.notify.command[0]) is None:
         message = f"notify.command: {own.notify.command[0]} is no program that can be run"
         problems.append(Problem("notify.command", message, "Install it or give its path."))
-    return problems
+    return [*problems, *_notify_problems(own.notify)]
 
 
 def _process_problems(config: LoadedConfig) -> list[Problem]:
