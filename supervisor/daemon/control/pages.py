@@ -18,6 +18,7 @@ from supervisor.daemon.service import DaemonService, EntryState
 from supervisor.html.page import POLICY
 from supervisor.metrics import CONTENT_TYPE, DaemonFigures, MetricsSource
 from supervisor.problems import InputError
+from supervisor.protocol.paths import RunPaths
 from supervisor.report import Summaries, index_page, run_directories
 
 MOST_ENTRIES = 2000
@@ -55,6 +56,8 @@ class Pages:
         Raises InputError, and HTTPException when it takes too long or others are being made.
         """
         run_dir = self._service.entry(entry_id).run_dir
+        if not RunPaths(run_dir).state.exists():
+            raise InputError(f"{run_dir} holds no run yet.")
         if not self._making.acquire(timeout=PAGE_SECONDS):
             raise HTTPException(503, "Other pages are being made. Try again in a moment.")
         try:
