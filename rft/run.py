@@ -7,8 +7,8 @@ while the judges are behind, and what is in memory is what is on its way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,8 @@ from trainer.reporting import Reporter
 WAIT_SECONDS = 0.1
 """How long a turn waits for news from the sampler, and so how late a verdict may be noticed."""
 BACKLOG_PER_WORKER = 8
+NOTE_SECONDS = 10.0
+"""How often the time that was spent is stored when nothing else is."""
 GRACE_SHARE = 0.4
 """Of the time to stop in, the part for samples that are on their way; the rest is for ending sampler and judges."""
 
@@ -96,7 +98,8 @@ def run_attempt(
                 return job.report()
             judges = Judges(judges_at_a_time(sections.judge), verifier_of(verifiers), sections.corpus.distinct)
             stack.callback(judges.close)
-            report = job.run(_start(sections, spec, reporter, store, parts, stack), judges)
+            with job.clock():
+                report = job.run(_start(sections, spec, reporter, store, parts, stack), judges)
             parts.remember_speed(sections.sampler, *job.measured)
             return report
         except InputError as error:
@@ -171,7 +174,7 @@ def _start(
     )
     stack.callback(sampler.close)
     began = time.monotonic()
-    identity = sampler.start()
+    identity = sampler.start(reporter.beat)
     with store.batch():
         said = check_identity(store, model_identity(identity), spec.accepted_changes)
         origin = store.origin_number(Origin(identity, sampling_of(sections.sampling)))
@@ -209,15 +212,26 @@ class _Job:
         self._prompt_tokens, self._tokens = totals.prompt_tokens, totals.completion_tokens
         self._earlier = sum(seconds.values()) - seconds.get(spec.attempt, 0.0)
         self._before = seconds.get(spec.attempt, 0.0)
-        self._began = time.monotonic()
+        self._began = self._sampling_since = self._noted = time.monotonic()
         self._unwanted = 0
         self._tokens_before, self._settled_before = self._tokens, scheduler.settled
 
     @property
     def measured(self) -> tuple[int, int, float]:
-        """Tokens, samples and seconds of this attempt."""
-        seconds = time.monotonic() - self._began
+        """Tokens, samples and seconds of this attempt, without the first loading."""
+        seconds = time.monotonic() - self._sampling_since
         return self._tokens - self._tokens_before, self._scheduler.settled - self._settled_before, seconds
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """The sampler is up from here on, loading included; its seconds are stored however that ends."""
+        self._began = time.monotonic()
+        try:
+            yield
+        except (TrainerError, SamplerLostError, SamplerUnusableError, JudgesBrokenError):
+            self._note_seconds()
+            raise
+        self._note_seconds()
 
     def run(self, started: tuple[Sampler, int], judges: Judges) -> ExitReport:
         sampler, origin = started
@@ -230,7 +244,7 @@ class _Job:
             tasks_done=scheduler.done_tasks,
         )
         reporter.enter(Phase.TRAINING)
-        self._began = time.monotonic()
+        self._sampling_since = time.monotonic()
         progress = Progress(reporter, scheduler, self._tokens)
         capped, deadline = None, None
         while not scheduler.complete:
@@ -243,15 +257,18 @@ class _Job:
             asking = capped is None and deadline is None
             if not asking and scheduler.idle:
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and (time.monotonic() >= deadline or not self._to_come(sampler)):
                 break
             self._turn(sampler, origin, judges, progress, asking)
         progress.say()
-        self._note_seconds()
         if not scheduler.complete and deadline is not None:
             raise StopRequestedError(self._interrupted())
         reporter.enter(Phase.FINISHED)
         return self.report(capped)
+
+    def _to_come(self, sampler: Sampler) -> bool:
+        """Whether anything is worth waiting for when the job is asked to stop: a sampler that loads gives nothing."""
+        return not sampler.loading or self._scheduler.at_judge > 0
 
     def _turn(self, sampler: Sampler, origin: int, judges: Judges, progress: Progress, asking: bool) -> None:
         scheduler = self._scheduler
@@ -267,12 +284,17 @@ class _Job:
         judged = judges.take(0.0 if scheduler.in_flight or got else WAIT_SECONDS)
         claimed = [found for found in map(scheduler.claim, got) if found is not None]
         self._say_unwanted(len(got) - len(claimed))
+        if sampler.loading:  # one that is silent otherwise must be seen to be
+            progress.alive()
         if not claimed and not judged:
+            if time.monotonic() - self._noted > NOTE_SECONDS:
+                self._note_seconds()
             return
         with self._store.batch():
             stored = self._store.add(claimed, origin, self._spec.attempt)
             self._store.add_verdicts(judged)
             self._store.add_seconds(self._spec.attempt, self._seconds())
+        self._noted = time.monotonic()
         completions = [each.got for each in stored if isinstance(each.got, Completion)]
         tokens = sum(each.completion_tokens for each in completions)
         self._tokens += tokens
@@ -292,6 +314,7 @@ class _Job:
     def _note_seconds(self) -> None:
         with self._store.batch():
             self._store.add_seconds(self._spec.attempt, self._seconds())
+        self._noted = time.monotonic()
 
     def _spent(self) -> Spent:
         return Spent(self._prompt_tokens, self._tokens, (self._earlier + self._seconds()) / 3600)
