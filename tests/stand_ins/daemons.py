@@ -60,11 +60,12 @@ class DaemonProcess:
             self.process.send_signal(number)
         return self.process.wait(60)
 
-    def submit(self, name: str, *faults: dict[str, Any], **sections: Any) -> Entry:
+    def submit(self, name: str, *faults: dict[str, Any], kind: str = "scripted", **sections: Any) -> Entry:
+        """``after``, ``priority`` and ``run_dir`` are of the submission, the rest of the configuration."""
         request = {key: sections.pop(key) for key in ("after", "priority", "run_dir") if key in sections}
+        content = document(*faults, **sections) if kind == "scripted" else {"kind": kind, **sections}
         file = self.place / f"{name}.yaml"
-        text = render_yaml({**document(*faults, **sections), **({"kind": "tally"} if "tally" in sections else {})})
-        file.write_text(text)
+        file.write_text(render_yaml(content))
         return self.client.submit({"config": str(file), **request})
 
     def entry(self, entry: Entry) -> Entry:
