@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from evalsuite.gate_result import GateInput
 from evalsuite.scores import Scores, read_scores, scores_digest
 from rft.config import RftSections
 from rft.store import STORE_NAME, Store
+from rft.tasks.task import Task
 from supervisor.problems import InputError
 from supervisor.protocol.manifest import digest_file
+from trainer.errors import TrainerError
 
 
 @dataclass
@@ -125,8 +128,8 @@ def _adapter_problems(folder: Path, candidate: Scores) -> list[str]:
     ]
 
 
-def _digest_of(bench: Path, folder: Path) -> str:
-    """The digest of a bench's file, judged as in the evaluation in ``folder``. Raises InputError."""
+def tasks_of_bench(bench: Path) -> Iterator[Task]:
+    """The tasks that a bench's file asks, in order. Raises InputError."""
     from evalsuite.config import EvalSections
     from rft.job import RFT
     from rft.parts import load_every_task
@@ -140,8 +143,16 @@ def _digest_of(bench: Path, folder: Path) -> str:
         first = error.errors(include_url=False)[0]
         raise InputError(f"{bench}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     job = RftSections(seed=sections.seed, tasks=sections.tasks, sampler=sections.sampler)
+    try:
+        yield from load_every_task(RFT.resolve(job, bench.resolve().parent))
+    except TrainerError as error:
+        raise InputError(f"{bench}: {error}") from None
+
+
+def _digest_of(bench: Path, folder: Path) -> str:
+    """The digest of a bench's file, judged as in the evaluation in ``folder``. Raises InputError."""
     tasks = hashlib.sha256()
-    for task in load_every_task(RFT.resolve(job, bench.resolve().parent)):
+    for task in tasks_of_bench(bench):
         tasks.update(f"{task.id}\0{task.digest}\n".encode())
     with Store.read(folder) as store:
         return bench_digest(tasks.hexdigest(), store)

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from evalsuite.gate_config import PASS_AT
-from evalsuite.scores import TaskScores
+from evalsuite.scores import Scores, TaskScores
 from evalsuite.statistics.units import Floats
 from rft.pass_at_k import pass_at_k
 from supervisor.problems import InputError
+
+
+def metrics_of(scores: Scores) -> list[str]:
+    """The bench's own metrics; empty without a task."""
+    return sorted(scores.tasks[0].values) if scores.tasks else []
 
 
 def task_scores(tasks: Sequence[TaskScores], metric: str) -> Floats:

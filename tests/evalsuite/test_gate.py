@@ -70,7 +70,7 @@ def test_several_checks_are_corrected_together() -> None:
     # worse by a little: enough for one check, not for one of twenty
     found = judged(candidate(0.06, seed=5), {"margin": 0.01})
     assert 0.001 < found.checks[0].p_fail < 0.05 and found.verdict is GateVerdict.FAIL
-    many = judged(candidate(0.06, seed=5), *[{"margin": 0.01}] * 60)
+    many = judged(candidate(0.06, seed=5), *[{"margin": 0.01}] * 20)
     assert many.checks[0].p_fail == found.checks[0].p_fail
     assert many.checks[0].p_fail_corrected > 0.05 and many.verdict is GateVerdict.INCONCLUSIVE
     assert many.checks[0].detectable_drop > found.checks[0].detectable_drop
