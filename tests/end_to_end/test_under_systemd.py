@@ -16,6 +16,8 @@ from booted_systemd import PROJECT, BootedSystemd, missing
 from real_runs import QUICK, STAND_INS, TINY, sets
 from scripted_runs import document, wait_for
 
+from supervisor.protocol.attempt import read_spec
+from supervisor.protocol.events import read_events
 from supervisor.protocol.lock import lock_holder
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome, RunState, read_state
@@ -33,9 +35,11 @@ class Machine(BootedSystemd):
         kinds = f"PYTHONPATH={STAND_INS}"  # a configuration is looked through before it is sent as well
         return self.run("env", kinds, str(BIN / "mens-sup"), *map(str, arguments), check=True).stdout
 
-    def submit(self, name: str, steps: int, *options: str) -> int:
-        """A scripted run of so many steps, ten in a second, a checkpoint after every third."""
-        text = render_yaml(document(train={"max_steps": steps, "step_seconds": 0.1}))
+    def submit(self, name: str, *options: str, waits: bool = False) -> int:
+        """A scripted run of 12 steps, a checkpoint after every third. ``waits``: its first attempt stays before step 8
+        until it is asked to stop."""
+        faults = [{"at": 8, "do": "hang", "attempt": 1}] if waits else []
+        text = render_yaml(document(*faults))
         self.inside(f"/srv/{name}.yaml").write_text(text)
         return int(json.loads(self.mens_sup("submit", f"/srv/{name}.yaml", "--json", *options))["id"])
 
@@ -46,6 +50,8 @@ class Machine(BootedSystemd):
     def until(self, number: int, *states: str) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
             found = self.entry(number)
+            ended = found["state"] in ("completed", "failed", "cancelled")
+            assert found["state"] in states or not ended, f"{found}\n{self.journal()}"
             return found if found["state"] in states else None
 
         try:
@@ -59,8 +65,9 @@ class Machine(BootedSystemd):
 
     def training(self, number: int, step: int) -> str:
         """Wait until the trainer has done ``step``; its pid and when it started, as one text."""
+        self.until(number, "running", "completed")
         paths = self.run_paths(number)
-        wait_for(lambda: (found := read_state(paths.state)) is not None and found.step >= step, 600)
+        wait_for(lambda: paths.events.exists() and _done(paths) >= step, 600)
         return self.trainer(number)
 
     def trainer(self, number: int) -> str:
@@ -87,6 +94,11 @@ class Machine(BootedSystemd):
         return self.run("journalctl", "--no-pager", "-n", "60").stdout
 
 
+def _done(paths: RunPaths) -> int:
+    """The last step that the run's trainer told of."""
+    return max((event.step or 0 for event in read_events(paths.events) if event.kind == "progress"), default=0)
+
+
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     if why := missing():
@@ -107,23 +119,23 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 # proves SUP-18: systemctl start; the daemon's death does nothing to a training run, which it takes up again
 def test_a_run_completes_although_the_daemon_is_killed(machine: Machine) -> None:
-    said = machine.mens_sup("submit", TINY, "--json", *sets({**QUICK, "train.max_steps": 40}))
+    said = machine.mens_sup("submit", TINY, "--json", *sets(QUICK))
     number = int(json.loads(said)["id"])
-    machine.until(number, "running")
     before = machine.training(number, 2)
+    machine.run("kill", "-STOP", before.split()[0], check=True)  # so that it is still training afterwards
     machine.run("systemctl", "kill", "-s", "KILL", "--kill-who=main", "mens-supervisor", check=True)
     wait_for(lambda: machine.show("NRestarts") == "1" and machine.answers(), 120)
-    assert machine.entry(number)["state"] == "running"
-    assert machine.trainer(number) == before
+    assert machine.entry(number)["state"] == "running" and machine.trainer(number) == before
+    machine.run("kill", "-CONT", before.split()[0], check=True)
     machine.until(number, "completed")
     state = machine.state(number)
-    assert (state.outcome, state.attempt, state.step) == (Outcome.COMPLETED, 1, 40)
+    assert (state.outcome, state.attempt, state.step) == (Outcome.COMPLETED, 1, 12)
 
 
 # proves SUP-18: neither a restart nor a reload (an upgrade) of the daemon touches a run
 def test_restart_and_reload_leave_the_run_alone(machine: Machine) -> None:
-    number = machine.submit("upgraded", 400)
-    before = machine.training(number, 5)
+    number = machine.submit("upgraded", waits=True)
+    before = machine.training(number, 7)
     pid = machine.show("MainPID")
     machine.run("systemctl", "reload", "mens-supervisor", check=True)
     wait_for(machine.answers, 120)
@@ -138,15 +150,15 @@ def test_restart_and_reload_leave_the_run_alone(machine: Machine) -> None:
 
 # proves SUP-18: systemctl stop lets the run save a checkpoint, leaves nothing behind, and start goes on
 def test_stop_saves_a_checkpoint_and_start_goes_on(machine: Machine) -> None:
-    number = machine.submit("stopped", 120)
-    machine.training(number, 10)
+    number = machine.submit("stopped", waits=True)
+    machine.training(number, 7)
     paths = machine.run_paths(number)
     machine.run("systemctl", "stop", "mens-supervisor", check=True)
     assert machine.show("Result") == "success"
     assert machine.ours() == ""
     state = read_state(paths.state)
-    assert state is not None and state.outcome is Outcome.STOPPED and state.step >= 10
-    assert state.last_checkpoint == f"checkpoints/step-{state.step:08d}"
+    assert state is not None and state.outcome is Outcome.STOPPED and state.step == 8
+    assert state.last_checkpoint == "checkpoints/step-00000008"
     machine.run("systemctl", "start", "mens-supervisor", check=True)
     machine.until(number, "completed")
     assert machine.state(number).attempt == 2 and machine.state(number).failures == []
@@ -158,8 +170,8 @@ def test_a_wedged_main_loop_is_restarted(machine: Machine) -> None:
     machine.inside("/etc/systemd/system/mens-supervisor.service.d/test.conf").write_text("[Service]\nWatchdogSec=10\n")
     machine.run("systemctl", "daemon-reload", check=True)
     machine.run("systemctl", "restart", "mens-supervisor", check=True)
-    number = machine.submit("wedged", 900)
-    before = machine.training(number, 5)
+    number = machine.submit("wedged", waits=True)
+    before = machine.training(number, 7)
     main = machine.show("MainPID")
     tracer = machine.start(sys.executable, str(STAND_INS / "wedge.py"), main)
     try:
@@ -178,21 +190,21 @@ def test_a_wedged_main_loop_is_restarted(machine: Machine) -> None:
 # proves SUP-18: queue and schedules survive a reboot and a power cut, and what was interrupted goes on
 @pytest.mark.parametrize("way", ["power_off", "cut_power"])
 def test_reboot(machine: Machine, way: str) -> None:
-    number = machine.submit("rebooted", 150)
-    waiting = machine.submit("waits", 6, "--priority", "3")
-    last = machine.submit("last", 6, "--after", str(waiting))
+    number = machine.submit("rebooted", waits=True)
+    machine.training(number, 7)
+    waiting = machine.submit("waits", "--priority", "3")
+    last = machine.submit("last", "--after", str(waiting))
     machine.mens_sup("schedule", "add", "/srv/waits.yaml", "--cron", "0 2 * * 0")
     schedules = json.loads(machine.mens_sup("schedule", "list", "--json"))
-    machine.training(number, 10)
     getattr(machine, way)()
     machine.boot()
     wait_for(machine.answers, 180)
     assert json.loads(machine.mens_sup("schedule", "list", "--json")) == schedules
     for each in (number, waiting, last):
         assert machine.until(each, "completed")["outcome"] == "completed"
-    state = machine.state(number)
-    assert state.attempt == 2 and state.step == 150
-    assert (machine.run_paths(number).attempt(2).spec).read_text().find('"resume_from":null') < 0
+    assert (machine.state(number).attempt, machine.state(number).step) == (2, 12)
+    resumed = read_spec(machine.run_paths(number).attempt(2).spec).resume_step
+    assert resumed == (8 if way == "power_off" else 6)  # asked to save, or what was saved before
     starts = [machine.entry(each)["started_at"] for each in (number, waiting, last)]
     assert starts == sorted(starts)  # the interrupted one first, whatever the priority of others
     machine.mens_sup("schedule", "remove", schedules[-1]["id"])

@@ -34,6 +34,11 @@ class DaemonProcess:
 
     def start(self, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()) -> None:
         """Returns once it answers."""
+        self.launch(environment, pass_fds)
+        wait_for(self._answers, 60)
+
+    def launch(self, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()) -> None:
+        """Start it without waiting for anything."""
         stand_ins = str(Path(__file__).parent)
         with open(self.place / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -46,7 +51,6 @@ class DaemonProcess:
                 stderr=log,
                 pass_fds=pass_fds,
             )
-        wait_for(self._answers, 60)
 
     def kill(self) -> None:
         assert self.process is not None
