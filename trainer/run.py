@@ -35,6 +35,7 @@ from trainer.data.token_rows import TokenRows
 from trainer.early_stop import Standing
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
 from trainer.evaluation import Evaluations, evaluation_bins, training_sample
+from trainer.held_model import take_model
 from trainer.job import sources_of
 from trainer.launcher import Place
 from trainer.model import add_adapter, choose_device, load_base, trainable_parameters
@@ -110,11 +111,17 @@ def run_attempt(
         return _parting(_report(planned, done, over), reporter, ranks)
 
     reporter.beat()
-    peak = PeakMeter(device)
     divided = ranks.size > 1 and spec.strategy == "fsdp"
-    with ranks.first_before_others():
-        frozen = load_base(base, sections.model, device, reporter.warn, held_on_cpu=divided)
-    model = add_adapter(frozen, sections.model.lora, sections.train.seed)
+    held = take_model(base, sections.model, sections.train.seed, device)
+    peak = PeakMeter(device, held.resident_bytes if held else 0)
+    if held is not None:
+        model = held.model
+        for sentence in held.said:
+            reporter.warn(sentence)
+    else:
+        with ranks.first_before_others():
+            frozen = load_base(base, sections.model, device, reporter.warn, held_on_cpu=divided)
+        model = add_adapter(frozen, sections.model.lora, sections.train.seed)
     if divided:
         here, whole = shard_base(model, device, ranks)
         share = f"{here / 2**20:.0f} of {whole / 2**20:.0f} MiB are held by each of the {ranks.size} processes"
