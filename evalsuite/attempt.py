@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from evalsuite.baselines import remember_baseline
 from evalsuite.collect import collect
 from evalsuite.config import EvalSections, as_job
 from evalsuite.scores import Scores, scores_digest, write_scores
@@ -38,6 +39,10 @@ def evaluate(
     except InputError as error:
         raise DataProblemError(str(error)) from None
     write_scores(Path(spec.run_dir), scores)
+    try:
+        remember_baseline(scores)
+    except OSError as error:
+        reporter.warn(f"the scores are not kept as a baseline for gates: {error}")
     reporter.event("scores", _said(scores), **_data(scores))
     if not scores.whole:
         raise DataProblemError(_incomplete(scores, missing))

@@ -21,7 +21,7 @@ from evalsuite.scores import (
 )
 from rft.effective import read_effective_as
 from rft.identity import IDENTITY
-from rft.store import STORE_NAME, Origin, Store, StoredSample
+from rft.store import REFUSED, STORE_NAME, Judgement, Origin, Store
 from rft.tasks.task import Task
 from rft.verifiers.verdict import Outcome
 from supervisor.problems import InputError
@@ -55,10 +55,11 @@ def scores_of(store: Store, sections: EvalSections, name: str) -> tuple[Scores, 
     values: list[tuple[Task, dict[str, tuple[float, ...]]]] = []
     missing: dict[str, str] = {}
     tasks = hashlib.sha256()
+    judgements = store.judgements()
     for number, task in store.each_task():
         tasks.update(f"{task.id}\0{task.digest}\n".encode())
         try:
-            values.append((task, _values(store.samples(number), wanted)))
+            values.append((task, _values(judgements.get(number, []), wanted)))
         except MissingError as error:
             missing[task.id] = str(error)
     metrics = frozenset.intersection(*(frozenset(found) for _, found in values)) if values else frozenset()
@@ -87,7 +88,7 @@ def bench_digest(tasks: str, store: Store) -> str:
     return hashlib.sha256(f"{tasks}\n{known.get('verifiers', '')}".encode()).hexdigest()
 
 
-def _values(samples: Sequence[StoredSample], wanted: int) -> dict[str, tuple[float, ...]]:
+def _values(samples: Sequence[Judgement], wanted: int) -> dict[str, tuple[float, ...]]:
     """By metric, one value per sample in their order. Raises MissingError."""
     by_index = {sample.index: sample for sample in samples}
     rows = []
@@ -100,17 +101,16 @@ def _values(samples: Sequence[StoredSample], wanted: int) -> dict[str, tuple[flo
     return {name: tuple(row[name] for row in rows) for name in sorted(names)}
 
 
-def _row(sample: StoredSample) -> dict[str, float]:
-    if sample.refused is not None:
-        raise MissingError(f"it was never drawn: {sample.refused}")
-    verdict = sample.verdict
-    if verdict is None:
+def _row(sample: Judgement) -> dict[str, float]:
+    if sample.outcome is None:
         raise MissingError("a sample is not judged yet")
-    if verdict.outcome is Outcome.ERROR:
-        raise MissingError(f"the judge failed on a sample: {verdict.reason}")
-    row = {**verdict.metrics, ACCEPTED: float(verdict.outcome is Outcome.ACCEPTED)}
-    if verdict.score is not None:
-        row[SCORE] = verdict.score
+    if sample.outcome == REFUSED:
+        raise MissingError(f"it was never drawn: {sample.why}")
+    if sample.outcome == Outcome.ERROR:
+        raise MissingError(f"the judge failed on a sample: {sample.why}")
+    row = {**sample.metrics, ACCEPTED: float(sample.outcome == Outcome.ACCEPTED)}
+    if sample.score is not None:
+        row[SCORE] = sample.score
     return row
 
 

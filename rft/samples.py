@@ -62,6 +62,16 @@ class StoredSample(msgspec.Struct, frozen=True):
     refused: str | None
 
 
+class Judgement(msgspec.Struct, frozen=True):
+    """What a verdict says in numbers: ``outcome`` None while there is none, ``why`` for what has no value."""
+
+    index: int
+    outcome: str | None
+    score: float | None
+    why: str
+    metrics: dict[str, float]
+
+
 class Origin(msgspec.Struct, frozen=True):
     """What samples were drawn from and how."""
 

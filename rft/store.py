@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from rft.samplers.sampler import Completion
-from rft.samples import REFUSED, Arrived, Judged, Origin, State, StoredSample, Totals
+from rft.samples import REFUSED, Arrived, Judged, Judgement, Origin, State, StoredSample, Totals
 from rft.store_file import STORE_NAME, StoreError
 from rft.store_tasks import StoredTasks
 from rft.verifiers.verdict import Isolation, Outcome, Verdict
 
 __all__ = [
-    "REFUSED", "STORE_NAME", "Arrived", "Judged", "Origin", "State", "Store", "StoreError", "StoredSample", "Totals",
-    "storable",
+    "REFUSED", "STORE_NAME", "Arrived", "Judged", "Judgement", "Origin", "State", "Store", "StoreError", "StoredSample",
+    "Totals", "storable",
 ]  # fmt: skip
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -160,9 +160,30 @@ class Store(StoredTasks):
 
     def _metrics(self, task: int) -> dict[int, dict[str, float]]:
         found: dict[int, dict[str, float]] = {}
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'metric'").fetchone():
+        if self._has_metrics():
             for place, name, value in self._db.execute("SELECT place, name, value FROM metric WHERE task = ?", (task,)):
                 found.setdefault(place, {})[name] = value
+        return found
+
+    def _has_metrics(self) -> bool:
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'metric'").fetchone() is not None
+
+    def judgements(self) -> dict[int, list[Judgement]]:
+        """All verdicts by the number of their task, by index; without a text or a token, so that it is quick."""
+        metrics: dict[tuple[int, int], dict[str, float]] = {}
+        if self._has_metrics():
+            for task, place, name, value in self._rows("SELECT task, place, name, value FROM metric"):
+                metrics.setdefault((task, place), {})[name] = value
+        found: dict[int, list[Judgement]] = {}
+        query = (
+            "SELECT s.task, s.place, s.outcome, v.score, CASE s.outcome WHEN 'refused' THEN c.text "
+            "WHEN 'error' THEN v.reason ELSE '' END FROM sample s LEFT JOIN verdict v USING (task, place) "
+            "LEFT JOIN content c ON s.outcome = 'refused' AND c.task = s.task AND c.place = s.place "
+            "ORDER BY s.task, s.place"
+        )
+        for task, place, outcome, score, why in self._rows(query):
+            judgement = Judgement(place, outcome, score, why or "", metrics.get((task, place), {}))
+            found.setdefault(task, []).append(judgement)
         return found
 
     def totals(self) -> Totals:
