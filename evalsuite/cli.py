@@ -26,4 +26,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
             importlib.import_module(name).add_actions(actions)
 
 
-EVAL = Subcommand("evaluate a model: run benches, compare, judge by a gate, find where two paths part", _add_arguments)
+EXAMPLES = {
+    "run": """
+mens-sup eval run configs/benches/quick.yaml --out evals/base
+mens-sup eval run configs/benches/quick.yaml --adapter runs/NAME/best --out evals/tuned
+""",
+}
+EVAL = Subcommand(
+    "evaluate a model: run benches, compare, judge by a gate, find where two paths part", _add_arguments, EXAMPLES
+)

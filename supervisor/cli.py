@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.command_line import Parser, give_examples
+from supervisor.examples import EXAMPLES
 from supervisor.problems import InputError
 
 if TYPE_CHECKING:
@@ -179,9 +181,28 @@ def schema(options: argparse.Namespace) -> int:
     return 0
 
 
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is missing on this machine; 1 when a check failed."""
+    from supervisor.doctor import Verdict, examine, render
+
+    checks = examine(RUNS)
+    _print_json([check.plain() for check in checks]) if options.as_json else print(render(checks))
+    return EXIT_GAVE_UP if any(check.verdict is Verdict.FAIL for check in checks) else 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print a script that completes `mens-sup` in a shell."""
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("shtab, which writes the script, is not installed. pip install shtab") from None
+    print(shtab.complete(_parser([]), shell=options.shell))
+    return 0
+
+
 def _parser(first: list[str]) -> argparse.ArgumentParser:
     """The parser; ``first`` is the first argument: the commands of other packages are imported only when needed."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mens-sup",
         description="Fine-tuning that finishes by itself: launch, watch, diagnose, relieve, relaunch.",
         allow_abbrev=False,
@@ -250,16 +271,29 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
     to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")
+
+    to_doctor = _command(commands, "doctor", doctor, "say what is missing on this machine, and how to get it")
+    to_doctor.description = (
+        "Look at Python, GPU and driver, torch and bitsandbytes, memory, disk, control group, systemd, the sandbox and "
+        "the environment of vLLM. Each line is ok, warn or FAIL, with a remedy. Exit code 1 when a check failed."
+    )
+    _add_json(to_doctor)
+
+    to_complete = _command(commands, "completion", completion, "print a script that completes mens-sup in a shell")
+    to_complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
     from supervisor.daemon.control.commands import add_commands
 
     add_commands(lambda name, what: _parser_of(commands, name, what))
+    give_examples(parser, EXAMPLES)
     if first and first[0] in commands.choices:
         return parser
     from supervisor.subcommands import load_subcommand, subcommand_names
 
     for name in subcommand_names():
         subcommand = load_subcommand(name)
-        subcommand.add_arguments(_parser_of(commands, name, subcommand.help))
+        added = _parser_of(commands, name, subcommand.help)
+        subcommand.add_arguments(added)
+        give_examples(added, {**subcommand.examples, "": EXAMPLES.get(name, subcommand.examples.get("", ""))})
     return parser
 
 

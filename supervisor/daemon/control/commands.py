@@ -92,9 +92,11 @@ def _add_schedule(add: Adder) -> None:
     _add_json(added)
     _does(added, "queue_commands", "schedule_add")
     listed = actions.add_parser("list", help="list the schedules and when each is due", allow_abbrev=False)
+    listed.description = "List the schedules and when each is due."
     _add_json(listed)
     _does(listed, "queue_commands", "schedule_list")
     removed = actions.add_parser("remove", help="submit it no more; what is queued stays", allow_abbrev=False)
+    removed.description = "Submit the job of a schedule no more; what is queued stays."
     removed.add_argument("schedule", metavar="ID", help="as `mens-sup schedule list` says it")
     _does(removed, "queue_commands", "schedule_remove")
 
