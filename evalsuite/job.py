@@ -38,6 +38,10 @@ class EvalKind:
             problems += adapter_problems(Path(adapter.path), sections.sampler.model)
         return problems
 
+    def device(self, sections: BaseModel) -> str:
+        assert isinstance(sections, EvalSections)
+        return RFT.device(as_job(sections))
+
     def command(self, sections: BaseModel) -> list[str]:
         # -P: an evalsuite.py in the user's current folder must not shadow the real one.
         return ["-P", "-m", "evalsuite"]

@@ -86,6 +86,11 @@ class RftKind:
             *task_problems(sections.tasks),
         ]
 
+    def device(self, sections: BaseModel) -> str:
+        """cuda, cpu or auto: where samples are drawn; another server's are drawn elsewhere."""
+        assert isinstance(sections, RftSections)
+        return "cpu" if sections.sampler.type == "openai" else sections.sampler.device
+
     def command(self, sections: BaseModel) -> list[str]:
         # -P: an rft.py in the user's current folder must not shadow the real one.
         return ["-P", "-m", "rft"]
