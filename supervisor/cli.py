@@ -200,7 +200,7 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser(first: list[str]) -> argparse.ArgumentParser:
+def _parser(first: list[str]) -> Parser:
     """The parser; ``first`` is the first argument: the commands of other packages are imported only when needed."""
     parser = Parser(
         prog="mens-sup",
@@ -298,16 +298,14 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, action: object, what: str
-) -> argparse.ArgumentParser:
+    commands: argparse._SubParsersAction[Parser], name: str, action: object, what: str
+) -> Parser:
     parser = _parser_of(commands, name, what)
     parser.set_defaults(command=action)
     return parser
 
 
-def _parser_of(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
-) -> argparse.ArgumentParser:
+def _parser_of(commands: argparse._SubParsersAction[Parser], name: str, what: str) -> Parser:
     return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
 
 

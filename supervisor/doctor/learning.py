@@ -7,18 +7,56 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from supervisor.doctor.check import Check, fail, ok, warn
 
 SECONDS = 60.0
+_ASK = """
+import importlib.metadata
+import json
+import os
+import sys
+
+def main():
+    found = {}
+    for name in ("torch", "transformers", "trl", "peft", "bitsandbytes"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if "torch" in found:
+        try:
+            import torch
+
+            found["cuda_build"] = torch.version.cuda
+            found["hip_build"] = torch.version.hip
+            found["cuda_works"] = torch.cuda.is_available()
+            if found["cuda_works"]:
+                found["capability"] = list(torch.cuda.get_device_capability(0))
+                found["architectures"] = torch.cuda.get_arch_list()
+        except Exception as error:
+            found["torch_error"] = f"{type(error).__name__}: {error}"
+    if "bitsandbytes" in found and "torch_error" not in found:
+        try:
+            from bitsandbytes import cextension
+
+            found["bnb_library"] = type(cextension.lib).__name__
+            found["bnb_cuda"] = bool(getattr(type(cextension.lib), "compiled_with_cuda", False))
+        except Exception as error:
+            found["bnb_error"] = f"{type(error).__name__}: {error}"
+    os.write(int(sys.argv[1]), json.dumps(found).encode())
+
+main()
+"""
+"""A program of its own, since the supervisor imports neither torch nor bitsandbytes: JSON on a descriptor. What could
+not be found out is left out, ``*_error`` says why."""
 INSTALL = "pip install -c constraints.txt '.[cpu]' (or '.[gpu]'), or make install"
 
 
 class TorchFacts(msgspec.Struct, frozen=True):
-    """What torch_probe.py found; None is unknown."""
+    """What the question found; None is unknown."""
 
     torch: str | None = None
     transformers: str | None = None
@@ -42,10 +80,9 @@ class TorchQuestion:
     def __init__(self, python: str = sys.executable) -> None:
         self._read, write = os.pipe()
         self._until = time.monotonic() + SECONDS
-        probe = Path(__file__).with_name("torch_probe.py")
         try:
             self._process = subprocess.Popen(
-                [python, "-P", str(probe), str(write)],
+                [python, "-P", "-c", _ASK, str(write)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import msgspec
 from rich.console import Console, ConsoleDimensions
@@ -67,7 +67,12 @@ class LiveView(View):
         self._keyboard = Keyboard()
         self._controls = Controls()
         self._console = Console(
-            file=self._terminal, force_terminal=True, markup=False, highlight=False, emoji=False, legacy_windows=False
+            file=cast(TextIO, self._terminal),
+            force_terminal=True,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            legacy_windows=False,
         )
         self._size = terminal_size(stream)
         self._console.size = ConsoleDimensions(*self._size)
