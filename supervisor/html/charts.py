@@ -125,8 +125,8 @@ def intervals(caption: str, shown: Sequence[Interval], x: Axis, reference: float
     """A row for each value with its interval; ``reference`` is the value that they are compared with."""
     left = _room_for(row.name for row in shown)
     height = _TOP + _ROW * len(shown) + _BOTTOM
-    found = [value for row in shown for value in (row.low, row.at, row.high) if value is not None]
-    across = fitted(x, found + ([] if reference is None else [reference]), left, WIDTH - _RIGHT - 10)
+    found = [value for row in shown for value in (row.low, row.at, row.high) if value is not None and drawable(value)]
+    across = fitted(x, found + ([] if reference is None else [reference]), left + 10, WIDTH - _RIGHT - 10)
     shapes = _vertical_ticks(across, x, height, grid=True)
     if reference is not None:
         shapes.append(_line(across.at(reference), across.at(reference), _TOP, height - _BOTTOM, "reference"))

@@ -28,7 +28,7 @@ a { color: var(--c0); } .soft { color: var(--soft); } .good { color: var(--good)
 th, td { text-align: right; padding: .3rem .6rem; vertical-align: top; font-variant-numeric: tabular-nums; }
 th { border-bottom: 2px solid var(--line); font-weight: 600; } td { border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child, th.left, td.left { text-align: left; }
-td { overflow-wrap: anywhere; } .whole { white-space: nowrap; }
+td { overflow-wrap: break-word; } td.left { overflow-wrap: anywhere; min-width: 6rem; } .whole { white-space: nowrap; }
 pre { background: var(--faint); padding: .6rem .8rem; overflow: auto; max-height: 28rem; margin: .3rem 0;
   white-space: pre-wrap; overflow-wrap: anywhere; font: 12.5px/1.45 ui-monospace, monospace; unicode-bidi: plaintext; }
 code { font: .9em ui-monospace, monospace; } details { margin: .4rem 0; } summary { cursor: pointer; }
