@@ -107,11 +107,11 @@ class Simulated:
         return self._compared(point, tensor)
 
     def left(self, point: Point, tensor: torch.Tensor, call: Call) -> torch.Tensor:
+        made = tensor
         if is_linear(call.module) and call.args and isinstance(call.args[0], torch.Tensor):
             nf4 = self._simulation.nf4 and not self._spared(point, call.module)
-            coarse = coarse_output(call.module, call.args[0], self._simulation.noise, nf4, str(point))
-            tensor = coarse.to(tensor.dtype)
-        return self._compared(point, self._inexact(point, tensor))
+            made = coarse_output(call.module, call.args[0], self._simulation.noise, nf4, str(point))
+        return self._compared(point, self._inexact(point, made)).to(tensor.dtype)
 
     def _spared(self, point: Point, module: torch.nn.Module) -> bool:
         parts = point.module.split(".")

@@ -16,7 +16,7 @@ _MOST_NAMED = 10
 
 def text_report(found: TraceDiff) -> str:
     """Lines of at most about 110 characters; what was found comes last, where one looks."""
-    rows = [("", "own error", "explained", "times", "at", "gathered", "cosine")]
+    rows: list[tuple[str, ...]] = [("", "own error", "explained", "times", "at", "gathered", "cosine")]
     rows += [_line(name, list(group)) for name, group in groupby(_reordered(found.modules), lambda each: each.layer)]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     lines = [f"A  {_side(found.a)}", f"B  {_side(found.b)}", *_facts(found), ""]
@@ -152,10 +152,12 @@ def _modules(traces: Iterable[ModuleTrace]) -> Html:
 
 def _row(trace: ModuleTrace) -> list[Content]:
     a, b, gathered = trace.a, trace.b, trace.accumulated
-    pairs = [(a.mean, b and b.mean), (a.std, b and b.std), (a.largest, b and b.largest)]
+    pairs: list[tuple[float | None, float | None]] = [(a.mean, None), (a.std, None), (a.largest, None)]
+    if b is not None:
+        pairs = [(a.mean, b.mean), (a.std, b.std), (a.largest, b.largest)]
     cells: list[Content] = [trace.name if trace.call == 0 else f"{trace.name}, call {trace.call + 1}", trace.kind]
     cells += [_number(value) for pair in pairs for value in pair]
-    cells += [_number(gathered and gathered.relative), _number(gathered and gathered.cosine)]
+    cells += ["unknown"] * 2 if gathered is None else [_number(gathered.relative), _number(gathered.cosine)]
     for own in (trace.own, trace.before):
         times = "beyond" if own.times is None else f"{own.times:.3g}"
         cells += [_number(own.relative), _number(own.explained), element("b", times) if own.departs else times]

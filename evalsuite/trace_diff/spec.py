@@ -50,7 +50,7 @@ class ModelSpec:
 def parse_spec(text: str) -> ModelSpec:
     """Raises InputError for what isn't of :data:`SYNTAX`, or names an adapter that is none."""
     spec = ModelSpec(text, text)
-    while not Path(spec.base).is_dir():
+    while not _is_there(spec.base):
         head, comma, option = spec.base.rpartition(",")
         if not comma or _ADAPTER in option or "/" in option:
             break
@@ -65,6 +65,11 @@ def parse_spec(text: str) -> ModelSpec:
     if not spec.base.startswith(SPECIAL) and Path(spec.base).is_dir():
         _check_folder(Path(spec.base))
     return spec
+
+
+def _is_there(text: str) -> bool:
+    """Whether ``text`` ends with a folder, whose name may have commas in it, rather than with an option."""
+    return Path(text).is_dir() or (_ADAPTER in text and Path(text.rpartition(_ADAPTER)[2]).expanduser().is_dir())
 
 
 def _with_option(spec: ModelSpec, option: str) -> ModelSpec:

@@ -53,7 +53,7 @@ class Store:
     def put(self, point: Point, tensor: torch.Tensor) -> None:
         """Raises OSError when the disk is full."""
         shape = tuple(tensor.shape)
-        data = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
+        data = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy().data
         key = (xxhash.xxh3_128_hexdigest(data), tensor.dtype, shape)
         if (place := self._known.get(key)) is None:
             place = _Place(self._end, data.nbytes, tensor.dtype, shape)
@@ -74,6 +74,6 @@ class Store:
         place = self._places[point]
         self._file.seek(place.offset)
         data = bytearray(place.size)
-        self._file.readinto(data)  # type: ignore[attr-defined]  # of every buffered binary file
+        self._file.readinto(data)
         flat = torch.frombuffer(data, dtype=place.dtype) if data else torch.empty(0, dtype=place.dtype)
         return flat.view(place.shape)

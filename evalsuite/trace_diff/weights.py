@@ -30,8 +30,9 @@ def coarse_output(module: torch.nn.Module, inputs: torch.Tensor, noise: float, n
         coarse = _through_nf4(weight) if nf4 else weight
         parts.append(torch.nn.functional.linear(wide, inexact(coarse, noise, draw)))
     base = module.base_layer if isinstance(module, LoraLayer) else module
+    assert isinstance(base, torch.nn.Linear)
     output = torch.cat(parts, dim=-1)
-    return output if base.bias is None else output + base.bias.float()  # type: ignore[union-attr,operator]
+    return output if base.bias is None else output + base.bias.float()
 
 
 def inexact(tensor: torch.Tensor, noise: float, draw: torch.Generator) -> torch.Tensor:
@@ -55,7 +56,7 @@ def _effective(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     deltas: list[tuple[torch.Tensor, torch.Tensor, float]] = []
     if isinstance(module, LoraLayer) and not module.merged:
         deltas = [
-            (module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])  # type: ignore[misc]
+            (module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
             for name in module.active_adapters
             if name in module.lora_A
         ]
@@ -69,4 +70,5 @@ def _effective(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _through_nf4(weight: torch.Tensor) -> torch.Tensor:
     packed, state = bitsandbytes.functional.quantize_4bit(weight.contiguous(), blocksize=64, quant_type="nf4")
-    return bitsandbytes.functional.dequantize_4bit(packed, state)
+    coarse: torch.Tensor = bitsandbytes.functional.dequantize_4bit(packed, state)
+    return coarse
