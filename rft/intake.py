@@ -13,6 +13,7 @@ from rft.gold import State, check_gold
 from rft.judging import JudgesBrokenError, verifier_of
 from rft.store import Store
 from rft.tasks.task import Task
+from rft.verifiers.cache import CachedVerifier
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from trainer.errors import ConfigurationError, DataProblemError
 
@@ -90,6 +91,12 @@ def open_verifiers(verifiers: Mapping[tuple[str, str], Verifier], stack: ExitSta
             verifier.open()
         except VerifierUnusableError as error:
             raise ConfigurationError(str(error)) from None
+
+
+def news_of(verifiers: Iterable[Verifier]) -> list[str]:
+    """What the caches of verdicts have to say since this was last asked, such as that one was damaged."""
+    caches = {id(each): each for each in verifiers if isinstance(each, CachedVerifier)}
+    return [note for cache in caches.values() for note in cache.news()]
 
 
 def check_tasks(store: Store, verifiers: Mapping[tuple[str, str], Verifier], workers: int, beat: Beat) -> None:

@@ -7,7 +7,7 @@ while the judges are behind, and what is in memory is what is on its way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from rft.intake import (
     BuildVerifier,
     build_verifiers,
     check_tasks,
+    news_of,
     open_verifiers,
     take_in,
     take_in_again,
@@ -65,6 +66,8 @@ class Parts:
     render: Callable[[SamplerSection], Render]
     remember_speed: Callable[[SamplerSection, int, int, float], None]
     """``(sampler, tokens, samples, seconds)`` of an attempt."""
+    enough: Callable[[Store], str | None] = lambda store: None
+    """Why nothing more need be sampled, asked whenever a task is done; None while more is needed."""
 
 
 class SamplerGoneError(TrainerError):
@@ -92,14 +95,14 @@ def run_attempt(
             most, render = sections.sampling.samples_per_task, parts.render(sections.sampler)
             scheduler = Scheduler(store, sections.budget, most, sections.seed, render)
             reporter.beat(scheduler.settled, scheduler.bound)
-            job = _Job(sections, spec, reporter, store, scheduler, grace_seconds)
+            job = _Job(sections, spec, reporter, store, scheduler, grace_seconds, verifiers.values())
             if scheduler.complete:
                 reporter.enter(Phase.FINISHED)
                 return job.report()
             judges = Judges(judges_at_a_time(sections.judge), verifier_of(verifiers), sections.corpus.distinct)
             stack.callback(judges.close)
             with job.clock():
-                report = job.run(_start(sections, spec, reporter, store, parts, stack), judges)
+                report = job.run(_start(sections, spec, reporter, store, parts, stack), judges, parts.enough)
             parts.remember_speed(sections.sampler, *job.measured)
             return report
         except InputError as error:
@@ -205,7 +208,9 @@ class _Job:
         store: Store,
         scheduler: Scheduler,
         grace: float,
+        verifiers: Collection[Verifier],
     ) -> None:
+        self._verifiers = verifiers
         self._sections, self._spec, self._reporter = sections, spec, reporter
         self._store, self._scheduler, self._grace = store, scheduler, grace
         totals, seconds = store.totals(), store.seconds()
@@ -233,7 +238,9 @@ class _Job:
             raise
         self._note_seconds()
 
-    def run(self, started: tuple[Sampler, int], judges: Judges) -> ExitReport:
+    def run(
+        self, started: tuple[Sampler, int], judges: Judges, enough: Callable[[Store], str | None]
+    ) -> ExitReport:
         sampler, origin = started
         reporter, scheduler = self._reporter, self._scheduler
         reporter.event(
@@ -246,12 +253,17 @@ class _Job:
         reporter.enter(Phase.TRAINING)
         self._sampling_since = time.monotonic()
         progress = Progress(reporter, scheduler, self._tokens)
-        capped, deadline = None, None
+        capped, deadline, looked = None, None, -1
         while not scheduler.complete:
             if capped is None:
                 capped = exceeded(self._sections.spend, self._spent())
                 if capped:
                     reporter.event("spend_cap", f"{capped}; what is on its way is still taken, then the job ends")
+            if capped is None and scheduler.done_tasks > looked:
+                looked = scheduler.done_tasks
+                capped = enough(self._store)
+                if capped:
+                    reporter.event("enough", f"{capped}; what is on its way is still taken, then the job ends")
             if reporter.stop_requested and deadline is None:
                 deadline = time.monotonic() + GRACE_SHARE * self._grace
             asking = capped is None and deadline is None
@@ -281,6 +293,7 @@ class _Job:
             text = self._store.text(item.task, item.index)
             judges.give(item.task, scheduler.task(item.task), item.index, text, item.tries)
         got = sampler.wait(WAIT_SECONDS) if scheduler.in_flight else []
+        self._tell_of_caches()
         judged = judges.take(0.0 if scheduler.in_flight or got else WAIT_SECONDS)
         claimed = [found for found in map(scheduler.claim, got) if found is not None]
         self._say_unwanted(len(got) - len(claimed))
@@ -302,6 +315,10 @@ class _Job:
         scheduler.arrived(stored)
         scheduler.judged(judged)
         progress.news(tokens)
+
+    def _tell_of_caches(self) -> None:
+        for note in news_of(self._verifiers):
+            self._reporter.warn(note)
 
     def _say_unwanted(self, count: int) -> None:
         if count and not self._unwanted:

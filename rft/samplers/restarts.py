@@ -29,7 +29,7 @@ class Server(Protocol):
         """Start it."""
 
     def answers(self, seconds: float) -> bool:
-        """Whether it can sample by now, after waiting at most about ``seconds`` for that. Raises SamplerUnusableError."""
+        """Whether it can sample by now; waits about ``seconds`` at most for that. Raises SamplerUnusableError."""
 
     def gone(self) -> bool:
         """Whether it cannot be spoken with any more, although its process may be there."""

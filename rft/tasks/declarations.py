@@ -13,6 +13,7 @@ import doctest
 import hashlib
 import random
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,7 @@ def _task(
         messages=(Message("user", code_prompt(prompt)),),
         check=Check(
             section.verifier.name if section.verifier else VERIFIER,
-            {"tests": list(tests), "entry_point": node.name, "prefix": prompt},
+            {"tests": list(tests), "entry_point": node.name, "prefix": prompt, **_withheld(module, section)},
         ),
         gold=fenced(needed + answer),
         cluster=module.as_posix(),
@@ -154,6 +155,15 @@ def _task(
         file=str(file),
         line=node.lineno,
     )
+
+
+def _withheld(module: Path, section: TaskSourceSection) -> dict[str, list[str]]:
+    """The module that has the original, which an answer must not import where it is installed."""
+    parts = module.parts[:-1] if module.name == "__init__" else module.parts
+    ours = Path(section.path or "").expanduser() == STDLIB
+    if not parts or (parts[0] in sys.stdlib_module_names and not ours):  # only its namesake is installed
+        return {}
+    return {"unimportable": [".".join(parts)]}
 
 
 def _parts(documentation: str) -> list[str | doctest.Example]:

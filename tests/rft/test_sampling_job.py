@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from rft.run import BACKLOG_PER_WORKER, JudgeGoneError, SamplerGoneError, run_at
 from rft.samplers.sampler import Completion, Refused, Request, SamplerLostError
 from rft.store import Store
 from rft.tasks.task import Check, Task
+from rft.verifiers.cache import CachedVerifier
 from supervisor.protocol.attempt import ExitKind
 from supervisor.protocol.events import read_events
 from supervisor.protocol.heartbeat import read_heartbeat
@@ -158,6 +160,18 @@ def test_seconds_of_loading_and_of_a_lost_sampler_are_spent(tmp_path: Path) -> N
         run(tmp_path, parts(toy_tasks(20), Slow()))
     with Store.read(tmp_path) as store:
         assert store.seconds()[1] >= 0.5
+
+
+# proves RFT-7: a damaged cache costs nothing, and is spoken of
+def test_a_job_says_that_its_cache_of_verdicts_was_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    path.write_bytes(b"no database, but long enough to be taken for one" * 50)
+    cached = dataclasses.replace(
+        parts(toy_tasks(5), ToySampler()), build_verifier=lambda *_: CachedVerifier(ToyVerifier(), path)
+    )
+    assert run(tmp_path / "run", cached).kind is ExitKind.COMPLETED
+    (said,) = events(tmp_path / "run", "warning")
+    assert "the cache of verdicts was damaged" in said.message and "set aside" in said.message
 
 
 # proves RFT-4: a run directory belongs to one job

@@ -12,7 +12,7 @@ from rft.config import JudgeSection
 from rft.sandbox import judges
 from rft.sandbox.cores import Cores, place
 from rft.tasks.task import Check, Task
-from rft.verifiers.python_tests import PythonTests
+from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 from rft.verifiers.verdict import Outcome
 
 ALL = sorted(os.sched_getaffinity(0))
@@ -29,7 +29,7 @@ def cores(wanted):
 # proves the judging speed of RFT-3
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one core only")
 def test_a_program_shares_one_core_with_its_tests_until_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = PythonTests({"seconds": 40}, JudgeSection(workers=1))
+    verifier = PythonTests(PythonTestsSettings(seconds=40), JudgeSection(workers=1))
     verifier.open()
     try:
         for soon, cores in [(30.0, 1), (0.0, len(ALL)), (30.0, 1)]:
