@@ -190,6 +190,18 @@ def doctor(options: argparse.Namespace) -> int:
     return EXIT_GAVE_UP if any(check.verdict is Verdict.FAIL for check in checks) else 0
 
 
+def metrics(options: argparse.Namespace) -> int:
+    """Print the metrics of the runs in a folder, or leave them to the node exporter."""
+    from supervisor.metrics import MetricsSource, write_textfile
+
+    text = MetricsSource(options.runs).text()
+    if options.out is None:
+        print(text, end="")
+    else:
+        write_textfile(options.out, text)
+    return 0
+
+
 def completion(options: argparse.Namespace) -> int:
     """Print a script that completes `mens-sup` in a shell."""
     try:
@@ -278,6 +290,12 @@ def _parser(first: list[str]) -> Parser:
         "the environment of vLLM. Each line is ok, warn or FAIL, with a remedy. Exit code 1 when a check failed."
     )
     _add_json(to_doctor)
+
+    to_measure = _command(commands, "metrics", metrics, "print metrics of runs in Prometheus' text format")
+    to_measure.add_argument("--runs", metavar="DIR", type=Path, default=RUNS, help="where the runs lie (runs)")
+    to_measure.add_argument(
+        "--out", metavar="FILE", type=Path, help="replace FILE.prom instead, for the node exporter's textfile collector"
+    )
 
     to_complete = _command(commands, "completion", completion, "print a script that completes mens-sup in a shell")
     to_complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")

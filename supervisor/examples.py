@@ -27,6 +27,10 @@ python train.py 2>&1 | tee train.log; mens-sup diagnose train.log
 mens-sup doctor
 mens-sup doctor --json
 """,
+    "metrics": """
+mens-sup metrics --runs runs
+mens-sup metrics --out /var/lib/node_exporter/textfile/mens_sup.prom
+""",
     "completion": """
 mens-sup completion bash > ~/.local/share/bash-completion/completions/mens-sup
 mens-sup completion zsh > ~/.zfunc/_mens-sup
