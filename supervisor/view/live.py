@@ -58,7 +58,7 @@ class LiveScreen:
 
 
 def _lines(view: RunView, foot: Foot, width: int, height: int, unicode: bool) -> Iterator[Text]:
-    """At most ``height`` lines; what there is no room for is left out from below, the hint last."""
+    """Fewer than ``height`` lines; what there is no room for is left out from below, the hint last."""
     fixed = [_headline(view, width), _steps(view, width, unicode), _loss(view, width, unicode)]
     if height >= TALL:
         fixed += _drawing(view, width, unicode)
@@ -68,10 +68,11 @@ def _lines(view: RunView, foot: Foot, width: int, height: int, unicode: bool) ->
     if height >= TALL:
         fixed += _failures(view)
     hint = [Text(foot.hint, "reverse" if foot.hint.endswith("no") else "dim")] if foot.hint else []
-    if foot.log is not None and height - len(fixed) - len(hint) - 1 < SHOWN_LINES:
+    free = height - 1 - len(hint)
+    if foot.log is not None and free - len(fixed) - 1 < SHOWN_LINES:
         fixed = fixed[:3]  # whoever asks for log lines on a low screen wants them, not the figures
-    yield from fixed[: max(1, height - len(hint))]
-    room = min(height - len(fixed) - len(hint) - 1, max(SHOWN_LINES, height // 2))
+    yield from fixed[: max(1, free)]
+    room = min(free - len(fixed) - 1, max(SHOWN_LINES, height // 2))
     title, shown = _pane(view, foot)
     if room > 0 and shown:
         rule = "\u2500" if unicode else "-"
