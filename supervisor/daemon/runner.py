@@ -190,7 +190,10 @@ class Runner:
             return
         tried = self._in_vain[job.id] = self._in_vain.get(job.id, 0) + 1
         if tried > MOST_LAUNCHES:
-            text = f"It was started {MOST_LAUNCHES} times and nothing was seen of it."
+            text = (
+                f"It was started {MOST_LAUNCHES} times and nothing was seen of it. Under systemd "
+                "`journalctl -u 'mens-supervisor-job@*'` tells more."
+            )
             self._settle(job, Verdict(EntryState.FAILED, f"{text} {job.explanation}".rstrip()))
             return
         self._relaunch(job)

@@ -58,7 +58,7 @@ for bind in "$@"; do
 done
 for bind in "$@"; do mount --rbind "$bind" "$R$bind"; done
 exec env -i container=mens PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-  chroot "$R" /lib/systemd/systemd --log-target=console
+  chroot "$R" /lib/systemd/systemd --log-target=journal
 """
 
 
@@ -122,8 +122,8 @@ class BootedSystemd:
                 stderr=log,
                 start_new_session=True,
             )
-        self._leader = wait_for(self._systemd, 60)
-        wait_for(lambda: self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"), 180)
+        self._leader = wait_for(self._systemd, 300)
+        wait_for(lambda: self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"), 600)
 
     def run(self, *command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
         """A command inside, as root."""
@@ -143,7 +143,7 @@ class BootedSystemd:
         """As by the button: everything is ended in its order."""
         self.run("systemctl", "poweroff")
         assert self._outer is not None
-        self._outer.wait(300)
+        self._outer.wait(900)
         self._clear_groups()
 
     def cut_power(self) -> None:
@@ -172,7 +172,8 @@ class BootedSystemd:
     def _make_groups(self) -> list[Path]:
         """Control groups of its own, so that nothing of it stays in the machine's."""
         above = [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else [_CGROUPS / each for each in _HIERARCHIES]
-        groups = [folder / f"mens-sup-test-{os.getpid()}" for folder in above]
+        name = f"mens-sup-test-{os.urandom(4).hex()}"
+        groups = [folder / name for folder in above]
         for group in groups:
             group.mkdir(exist_ok=True)
         return groups

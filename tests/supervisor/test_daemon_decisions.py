@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from scripted_runs import wait_for
 
-from supervisor.daemon.cards import Before, held_memory
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins" / "nvml"))
+
+from fake_driver import FakeDriver
+
+from supervisor.daemon.cards import Before, Cards, held_memory
 from supervisor.daemon.cron import trigger_of
 from supervisor.daemon.sd_notify import Notifier
 from supervisor.daemon.service import EntryState, NotPossibleError
 from supervisor.daemon.systemd import jobs_restart
 from supervisor.daemon.turns import Candidate, Holding, Resources, decide
 from supervisor.daemon.verdict import MOST_CRASHES, Ended, judge
+from supervisor.sensors.gpu import GpuSensor
 from supervisor.sensors.snapshot import GpuProcess, GpuReading, Unknown
 from supervisor.state import Outcome, RunState
 
@@ -193,6 +201,34 @@ def test_memory_that_the_driver_tells_nobody_of_is_compared_with_before() -> Non
     assert held_memory(card(blind, 2_000), Before(1_000, None), 1.0) == ""
     assert "more than before" in held_memory(card(blind, 50_000), Before(1_000, None), 1.0)
     assert held_memory(card(blind, 50_000), Before(1_000, None), 999.0) == ""
+
+
+# proves SUP-18: the cards that there are, by the real pynvml and the stand-in driver
+def test_cards_are_named_and_watched(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    cards = Cards(GpuSensor(driver.environment))
+    assert cards.names is None and not cards.fresh
+    try:
+        wait_for(lambda: (cards.look(), cards.fresh)[1])
+        assert cards.names == ("GPU-8f3a",)
+        before = cards.before(("GPU-8f3a",))
+        assert cards.still_held("GPU-8f3a", before, 0.0) == ""
+        assert cards.still_held("GPU-gone", before, 0.0) == ""
+    finally:
+        cards.rest()
+
+
+def test_a_machine_without_a_driver_has_no_cards_and_one_whose_driver_hangs_is_not_known(tmp_path: Path) -> None:
+    cards = Cards(GpuSensor({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}))
+    hung = Cards(GpuSensor(FakeDriver(tmp_path / "d").environment, first_deadline=0.0))
+    try:
+        wait_for(lambda: (cards.look(), cards.fresh)[1])
+        wait_for(lambda: (hung.look(), hung.fresh)[1])
+        assert cards.names == ()
+        assert hung.names is None and hung.unknown.startswith("the NVIDIA driver hangs")
+    finally:
+        cards.rest()
+        hung.rest()
 
 
 def test_a_restart_is_told_from_a_stop() -> None:

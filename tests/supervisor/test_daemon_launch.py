@@ -71,7 +71,7 @@ class Place:
             self.runner.tick()
             return self.job.state is state
 
-        wait_for(there, 90)
+        wait_for(there, 600)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_launch_that_was_recorded_is_made_once(place: Place) -> None:
     assert place.job.launch == 2
     late = place.launcher.start(place.paths.root, place.entry, 1)  # and the old one comes after all
     place.daemon()  # killed once more: nobody has seen the launch
-    wait_for(lambda: find(place.paths.job(place.entry), 2).standing is Standing.ALIVE, 90)
+    wait_for(lambda: find(place.paths.job(place.entry), 2).standing is Standing.ALIVE, 600)
     place.until(EntryState.RUNNING)
     assert place.job.launch == 2 and place.job.pid
     place.daemon()
@@ -104,9 +104,9 @@ def test_a_launch_that_was_recorded_is_made_once(place: Place) -> None:
 def test_a_launch_that_was_replaced_does_nothing(place: Place) -> None:
     place.daemon(Nowhere()).begin(place.job, ("cpu",), "{}")
     command = [sys.executable, "-P", "-m", "supervisor.daemon.job_start", str(place.paths.root), str(place.entry)]
-    assert subprocess.run([*command, "7"], check=False, timeout=90).returncode == 0
+    assert subprocess.run([*command, "7"], check=False, timeout=600).returncode == 0
     place.queue.change(place.entry, state=EntryState.CANCELLED)
-    assert subprocess.run([*command, "1"], check=False, timeout=90).returncode == 0
+    assert subprocess.run([*command, "1"], check=False, timeout=600).returncode == 0
     assert find(place.paths.job(place.entry), 1).standing is Standing.NOT_STARTED
     assert not place.run_dir.exists()
 
@@ -163,11 +163,11 @@ def test_a_killed_supervisor_is_started_again(place: Place) -> None:
     place.paths.job(place.entry).config.write_text(render_yaml(config))
     place.runner.begin(place.job, ("cpu",), "{}")
     place.until(EntryState.RUNNING)
-    wait_for(lambda: any((event.step or 0) >= 3 for event in events(place.run_dir, "progress")), 90)
+    wait_for(lambda: any((event.step or 0) >= 3 for event in events(place.run_dir, "progress")), 600)
     os.kill(place.job.pid, signal.SIGKILL)
     first = place.job.pid
-    wait_for(lambda: (place.runner.tick(), place.job.pid not in (0, first))[1], 90)
-    wait_for(lambda: events(place.run_dir, "adopted"), 90)
+    wait_for(lambda: (place.runner.tick(), place.job.pid not in (0, first))[1], 600)
+    wait_for(lambda: events(place.run_dir, "adopted"), 600)
     place.queue.change(place.entry, wish="cancel")
     place.until(EntryState.CANCELLED)
     assert len(events(place.run_dir, "attempt_started")) == 1
