@@ -19,6 +19,7 @@ from rft.intake import (
     BuildVerifier,
     build_verifiers,
     check_tasks,
+    compare_by,
     news_of,
     open_verifiers,
     take_in,
@@ -66,8 +67,9 @@ class Parts:
     render: Callable[[SamplerSection], Render]
     remember_speed: Callable[[SamplerSection, int, int, float], None]
     """``(sampler, tokens, samples, seconds)`` of an attempt."""
-    enough: Callable[[Store], str | None] = lambda store: None
-    """Why nothing more need be sampled, asked whenever a task is done; None while more is needed."""
+    enough: Callable[[Store, int], str | None] = lambda store, done_tasks: None
+    """Why nothing more need be sampled, asked before the first sample and whenever tasks are done; None while more is
+    needed."""
 
 
 class SamplerGoneError(TrainerError):
@@ -141,6 +143,7 @@ def _prepare(
     with store.batch():
         identity = take_in(store, parts.load_tasks(sections, loaded), reporter.beat)
         said = check_identity(store, {**identity, **sampling_identity(sampling, sections.seed)}, spec.accepted_changes)
+        anew = compare_by(store, sections.corpus.distinct, reporter.beat)
         if "tasks" in said:
             take_in_again(store, parts.load_tasks(sections, LoadReport()), reporter.beat)
     verifiers = build_verifiers(store, sections, parts.build_verifier)
@@ -148,7 +151,7 @@ def _prepare(
     versions = {key: verifier.version for key, verifier in verifiers.items()}
     with store.batch():
         said |= check_identity(store, verifiers_identity(versions), spec.accepted_changes)
-    for sentence in said.values():
+    for sentence in [*said.values(), *([anew] if anew else [])]:
         reporter.event("change_accepted", sentence)
     counts = store.task_counts()
     reporter.event(
@@ -239,7 +242,7 @@ class _Job:
         self._note_seconds()
 
     def run(
-        self, started: tuple[Sampler, int], judges: Judges, enough: Callable[[Store], str | None]
+        self, started: tuple[Sampler, int], judges: Judges, enough: Callable[[Store, int], str | None]
     ) -> ExitReport:
         sampler, origin = started
         reporter, scheduler = self._reporter, self._scheduler
@@ -261,7 +264,7 @@ class _Job:
                     reporter.event("spend_cap", f"{capped}; what is on its way is still taken, then the job ends")
             if capped is None and scheduler.done_tasks > looked:
                 looked = scheduler.done_tasks
-                capped = enough(self._store)
+                capped = enough(self._store, looked)
                 if capped:
                     reporter.event("enough", f"{capped}; what is on its way is still taken, then the job ends")
             if reporter.stop_requested and deadline is None:

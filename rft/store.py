@@ -127,6 +127,18 @@ class Store(StoredTasks):
                     ((each.task, each.index, name, value) for name, value in verdict.metrics.items()),
                 )
 
+    def accepted_texts(self, task: int) -> list[tuple[int, str]]:
+        """``(index, text)`` of a task's accepted samples, by index."""
+        query = (
+            "SELECT s.place, c.text FROM sample s JOIN content c USING (task, place) "
+            "WHERE s.task = ? AND s.outcome = 'accepted' ORDER BY s.place"
+        )
+        return self._db.execute(query, (task,)).fetchall()
+
+    def set_key(self, task: int, index: int, key: str) -> None:
+        """Which answers an accepted one is the same as, anew."""
+        self._db.execute("UPDATE sample SET key = ? WHERE task = ? AND place = ?", (key, task, index))
+
     def states(self, task: int) -> list[State]:
         """What planning needs to know of a task's samples, by index."""
         query = "SELECT place, outcome, key, tries FROM sample WHERE task = ? ORDER BY place"

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from toy_job import ToySampler, ToyVerifier, attempt, final_set, parts, run, sections, toy_tasks
 
+from rft.diversity import answer_key
 from rft.progress import Progress
 from rft.run import BACKLOG_PER_WORKER, JudgeGoneError, SamplerGoneError, run_attempt
 from rft.samplers.sampler import Completion, Refused, Request, SamplerLostError
@@ -160,6 +161,27 @@ def test_seconds_of_loading_and_of_a_lost_sampler_are_spent(tmp_path: Path) -> N
         run(tmp_path, parts(toy_tasks(20), Slow()))
     with Store.read(tmp_path) as store:
         assert store.seconds()[1] >= 0.5
+
+
+# proves RFT-6: which answers are the same is one question, whenever they were drawn
+def test_another_corpus_distinct_compares_all_answers_anew(tmp_path: Path) -> None:
+    def keys() -> list[str | None]:
+        with Store.read(tmp_path) as store:
+            return [state.key for _, _, states in store.each_states() for state in states]
+
+    once = sections(**FIXED, corpus={"distinct": "text"})
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), once)
+    before = keys()
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), once, number=2)
+    assert keys() == before and not events(tmp_path, "change_accepted")
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), sections(**FIXED, corpus={"distinct": "tokens"}), number=3)
+    accepted = [key for key in before if key]
+    assert f"{len(accepted)} accepted answers are compared anew" in events(tmp_path, "change_accepted")[0].message
+    assert len(accepted) == len([key for key in keys() if key]) and not set(accepted) & set(keys())
+    with Store.read(tmp_path) as store:
+        for number, _ in store.each_task():
+            for sample in store.samples(number):
+                assert sample.key == (answer_key(sample.text, "tokens") if sample.key else None)
 
 
 # proves RFT-7: a damaged cache costs nothing, and is spoken of
