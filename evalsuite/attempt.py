@@ -13,6 +13,7 @@ from evalsuite.collect import collect
 from evalsuite.config import EvalSections, as_job
 from evalsuite.scores import Scores, scores_digest, write_scores
 from evalsuite.summary import means
+from evalsuite.until import Until
 from rft.effective import Effective
 from rft.parts import PARTS, load_every_task
 from rft.run import Parts, run_attempt
@@ -33,7 +34,11 @@ def evaluate(
     No accepted change is taken over: samples of two models, or of two ways to sample, are no evaluation of one.
     """
     spec = msgspec.structs.replace(spec, accepted_changes=())
-    report = run_attempt(as_job(effective.sections), spec, reporter, effective.stop_grace_seconds, parts)
+    sections = effective.sections
+    if sections.until is not None:
+        until = Until(Path(sections.until), Path(spec.run_dir), sections, effective.name)
+        parts = replace(parts, load_tasks=until.in_order(parts.load_tasks), enough=until.enough)
+    report = run_attempt(as_job(sections), spec, reporter, effective.stop_grace_seconds, parts)
     try:
         scores, missing = collect(Path(spec.run_dir))
     except InputError as error:
@@ -44,7 +49,8 @@ def evaluate(
     except OSError as error:
         reporter.warn(f"the scores are not kept as a baseline for gates: {error}")
     reporter.event("scores", _said(scores), **_data(scores))
-    if not scores.whole:
+    decided = sections.until is not None and bool(report.stopped_early)
+    if not scores.whole and not decided:
         raise DataProblemError(_incomplete(scores, missing))
     return msgspec.structs.replace(report, message=f"{report.message}; {_said(scores)}")
 

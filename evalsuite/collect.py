@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,10 +54,10 @@ def scores_of(store: Store, sections: EvalSections, name: str) -> tuple[Scores, 
     wanted = sections.sampling.samples_per_task
     values: list[tuple[Task, dict[str, tuple[float, ...]]]] = []
     missing: dict[str, str] = {}
-    tasks = hashlib.sha256()
+    asked: list[Task] = []
     judgements = store.judgements()
     for number, task in store.each_task():
-        tasks.update(f"{task.id}\0{task.digest}\n".encode())
+        asked.append(task)
         try:
             values.append((task, _values(judgements.get(number, []), wanted)))
         except MissingError as error:
@@ -75,17 +75,20 @@ def scores_of(store: Store, sections: EvalSections, name: str) -> tuple[Scores, 
     )
     sampling = _sampling(sections)
     absent = tuple(missing)
-    bench = BenchIdentity(name, bench_digest(tasks.hexdigest(), store), len(scored) + len(absent))
+    bench = BenchIdentity(name, bench_digest(asked, store), len(scored) + len(absent))
     model = _model(_only_origin(store), sections)
     whole = is_whole(scored, absent, sampling)
     return Scores(FORMAT, bench, model, sampling, scored, whole, absent), missing
 
 
-def bench_digest(tasks: str, store: Store) -> str:
-    """Over what is asked and how it is judged: verdicts of another verifier, or of another version, are others."""
+def bench_digest(tasks: Iterable[Task], store: Store) -> str:
+    """Over what is asked, in whatever order, and how it is judged: verdicts of another verifier, or of another version,
+    are others."""
+    lines = sorted(f"{task.id}\0{task.digest}\n" for task in tasks)
+    asked = hashlib.sha256("".join(lines).encode()).hexdigest()
     text = store.recall(IDENTITY)
     known = {} if text is None else msgspec.json.decode(text, type=dict[str, str])
-    return hashlib.sha256(f"{tasks}\n{known.get('verifiers', '')}".encode()).hexdigest()
+    return hashlib.sha256(f"{asked}\n{known.get('verifiers', '')}".encode()).hexdigest()
 
 
 def _values(samples: Sequence[Judgement], wanted: int) -> dict[str, tuple[float, ...]]:

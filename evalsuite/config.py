@@ -3,7 +3,7 @@ comes from the command line, or from its ``sampler`` section. Free of torch; eve
 
 from __future__ import annotations
 
-from pydantic import StrictInt
+from pydantic import StrictInt, StrictStr
 
 from rft.config import (
     BudgetSection,
@@ -27,6 +27,8 @@ class EvalSections(Section):
     sampling: SamplingSection = SamplingSection()
     """How; every task gets samples_per_task samples, no more and no fewer."""
     judge: JudgeSection = JudgeSection()
+    until: StrictStr | None = None
+    """A gate's file: the evaluation ends as soon as that gate knows the answer; `mens-sup eval run --until` sets it."""
 
 
 def as_job(sections: EvalSections) -> RftSections:

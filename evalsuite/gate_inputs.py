@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,33 +42,46 @@ def read_inputs(gate: GateSections, file: Path) -> tuple[list[GateInput], list[B
 def _read_bench(section: BenchSection) -> BenchInputs:
     found = BenchInputs(section)
     found.candidate = _read(found, "candidate", section.candidate)
-    candidate = found.candidate
+    read_references(found)
+    if found.candidate is not None:
+        _check_candidate(found, found.candidate)
+    found.reasons += reasons_against(found)
+    return found
+
+
+def read_references(found: BenchInputs) -> None:
+    """The scores that the candidate is compared with; a cached baseline is found by the candidate's."""
+    section = found.section
     if section.base != CACHED:
         base = _read(found, "base", section.base)
     else:
-        base = None if candidate is None else _cached(found, candidate)
+        base = None if found.candidate is None else _cached(found, found.candidate)
     release = None if section.release == NO_RELEASE else _read(found, "release", section.release)
-    found.references = {
-        role: scores for role, scores in (("base", base), ("release", release)) if scores is not None
-    }
-    if candidate is not None:
-        _check_candidate(found, candidate)
+    found.references = {role: scores for role, scores in (("base", base), ("release", release)) if scores is not None}
+
+
+def reasons_against(found: BenchInputs) -> list[str]:
+    """Why what was read must not be compared."""
+    reasons: list[str] = []
+    candidate, base, release = found.candidate, found.references.get("base"), found.references.get("release")
     for role, scores in found.references.items():
-        found.reasons += [*not_whole(scores, role), *not_applied(scores, role)]
+        reasons += [*not_whole(scores, role), *not_applied(scores, role)]
         if candidate is not None:
-            found.reasons += differences(candidate, scores, role)
-    if candidate is not None and base is not None:
-        found.reasons += not_the_base(candidate.model, base.model)
-    if candidate is not None and release is not None and scores_digest(candidate) == scores_digest(release):
-        found.reasons.append("release: it is the candidate's own evaluation, and that shows nothing")
-    return found
+            reasons += differences(candidate, scores, role)
+    if candidate is None:
+        return reasons
+    reasons += not_applied(candidate, "candidate")
+    if base is not None:
+        reasons += not_the_base(candidate.model, base.model)
+    if release is not None and scores_digest(candidate) == scores_digest(release):
+        reasons.append("release: it is the candidate's own evaluation, and that shows nothing")
+    return reasons
 
 
 def _check_candidate(found: BenchInputs, candidate: Scores) -> None:
     section = found.section
     if section.sequential is None:
         found.reasons += not_whole(candidate, "candidate")
-    found.reasons += not_applied(candidate, "candidate")
     if section.adapter is not None:
         found.reasons += _adapter_problems(Path(section.adapter), candidate)
     try:
@@ -151,8 +163,5 @@ def tasks_of_bench(bench: Path) -> Iterator[Task]:
 
 def _digest_of(bench: Path, folder: Path) -> str:
     """The digest of a bench's file, judged as in the evaluation in ``folder``. Raises InputError."""
-    tasks = hashlib.sha256()
-    for task in tasks_of_bench(bench):
-        tasks.update(f"{task.id}\0{task.digest}\n".encode())
     with Store.read(folder) as store:
-        return bench_digest(tasks.hexdigest(), store)
+        return bench_digest(tasks_of_bench(bench), store)

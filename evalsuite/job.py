@@ -23,7 +23,8 @@ class EvalKind:
     def resolve(self, sections: BaseModel, base: Path) -> EvalSections:
         assert isinstance(sections, EvalSections)
         job = RFT.resolve(as_job(sections), base)
-        return sections.model_copy(update={"tasks": job.tasks, "sampler": job.sampler})
+        until = None if sections.until is None else str((base / Path(sections.until).expanduser()).resolve())
+        return sections.model_copy(update={"tasks": job.tasks, "sampler": job.sampler, "until": until})
 
     def preflight(self, sections: BaseModel) -> list[Problem]:
         from evalsuite.adapter import adapter_problems

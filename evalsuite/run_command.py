@@ -50,6 +50,9 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="the evaluation's folder, new or its own"
     )
+    parser.add_argument(
+        "--until", metavar="GATE", type=Path, help="end as soon as this gate, which must be sequential, is decided"
+    )
     parser.add_argument("--samples", metavar="N", type=_at_least_one, help="samples per task, instead of the bench's")
     parser.add_argument(
         "--set", dest="sets", metavar="KEY=VALUE", action="append", default=[], help="override a key; may be repeated"
@@ -106,6 +109,8 @@ def _settings(options: argparse.Namespace) -> list[str]:
         found["sampler.template_of"] = folder
     if options.template_of is not None:
         found["sampler.template_of"] = str(options.template_of.expanduser().resolve())
+    if options.until is not None:
+        found["until"] = str(options.until.expanduser().resolve())
     if options.samples is not None:
         found["sampling.samples_per_task"] = options.samples
     return [
@@ -139,9 +144,13 @@ def _scores(folder: Path) -> Scores:
 
 
 def _print(scores: Scores, folder: Path) -> None:
-    from evalsuite.summary import scores_text
+    from evalsuite.report.tables import scores_table, show
+    from evalsuite.report.write import PAGE_NAME, intervals_of, write_scores_page
 
-    sys.stdout.write(f"{scores_text(scores)}\n{folder / 'scores.json'}\n")
+    intervals = intervals_of(scores)
+    write_scores_page(folder / PAGE_NAME, folder, scores, intervals)
+    show(scores_table(scores, intervals))
+    sys.stdout.write(f"{folder / 'scores.json'}\n{folder / PAGE_NAME}\n")
 
 
 def _print_json(scores: Scores) -> None:
