@@ -114,12 +114,13 @@ def _add_looking(add: Adder) -> None:
 
     logs = add("logs", "print what a run's program has written")
     logs.description = (
-        "Print what the program of a run's newest attempt has written: its standard output to standard output, its "
-        "standard error to standard error."
+        "Print what the program of a run's newest attempt has written to its standard output, then what it has written "
+        "to its standard error (where those of a command of kind command both are); with -f, as they come."
     )
     logs.add_argument("run", metavar="RUN", nargs="?", help=f"{_RUN} (the newest)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on, also with later attempts, until the run ends")
     logs.add_argument("--attempt", metavar="N", type=_at_least_one, help="of this attempt")
+    logs.add_argument("--only", choices=("stdout", "stderr"), help="one of the two")
     logs.add_argument("-n", "--lines", metavar="N", type=_at_least_one, help="only the last N lines of each")
     _does(logs, "run_commands", "logs")
 

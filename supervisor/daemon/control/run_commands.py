@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from supervisor.daemon.control.errors import DaemonRefusedError
 from supervisor.daemon.control.logs import PIECE_BYTES, Stream, read_piece
 from supervisor.daemon.control.which import Found, find_run
 from supervisor.daemon.control.wire import LogPiece, encode
+from supervisor.daemon.service import EntryState
 from supervisor.problems import InputError
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import Outcome, RunState, read_state
@@ -23,6 +24,8 @@ from supervisor.view.text import clean
 POLL_SECONDS = 0.5
 EXIT_CODES = {Outcome.COMPLETED: 0, Outcome.STOPPED: 3, Outcome.FAILED_CONFIG: 2}
 """Of `mens-sup run`; 1 for the rest."""
+_RESTLESS = ("machine", "GPU", "time", "disk free")
+"""Lines of a status that change all the time."""
 
 
 def status_of(text: str | None) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def logs(options: argparse.Namespace) -> int:
     found = find_run(options.run)
     if options.follow:
         found = _begun(found)
-    streams = [_LogStream(found, "stdout", sys.stdout), _LogStream(found, "stderr", sys.stderr)]
+    streams = [_LogStream(found, each) for each in get_args(Stream) if options.only in (None, each)]
     attempt: int | None = options.attempt
     for each in streams:
         each.begin(attempt, options.lines)
@@ -86,7 +89,7 @@ def logs(options: argparse.Namespace) -> int:
         pieces = [each.more() for each in streams]
         if any(piece.end < piece.size and piece.text for piece in pieces):
             continue
-        if not options.follow and not pieces[0].attempt:
+        if not pieces[0].attempt and (pieces[0].over or not options.follow):
             raise InputError(f"{found.directory}: no attempt has begun, so its program has written nothing yet.")
         if not options.follow or all(piece.over for piece in pieces):
             return 0
@@ -125,10 +128,9 @@ def report(options: argparse.Namespace) -> int:
 class _LogStream:
     """One of the two outputs of an attempt, from where it was read last."""
 
-    def __init__(self, found: Found, stream: Stream, target: TextIO) -> None:
+    def __init__(self, found: Found, stream: Stream) -> None:
         self._found = found
         self._stream = stream
-        self._target = target
         self._attempt: int | None = None
         self._offset = 0
 
@@ -151,8 +153,8 @@ class _LogStream:
     def _show(self, text: str) -> None:
         """What a program wrote must not steer the terminal; a file gets it as it is."""
         if text:
-            self._target.write(clean(text, lines=True) if self._target.isatty() else text)
-            self._target.flush()
+            sys.stdout.write(clean(text, lines=True) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
 
     def _piece(self, attempt: int | None, offset: int) -> LogPiece:
         if self._found.asked is not None:
@@ -162,13 +164,13 @@ class _LogStream:
 
 
 def _begun(found: Found) -> Found:
-    """Wait until a run that is still in the queue has begun."""
+    """Wait until a run that is still in the queue can be looked at, oneself or through the daemon."""
     said = False
     while not found.readable and found.entry is not None and found.client is not None:
         entry = found.client.entry(found.entry.id)
-        if entry.started_at is not None or entry.state.ended:
+        if entry.state.ended or (entry.started_at is not None and found.hidden):
             break
-        if not said:
+        if not said and entry.started_at is None:
             sys.stderr.write(f"{entry.id} ({clean(entry.name)}) is {entry.state}; waiting for it to begin.\n")
             said = True
         time.sleep(POLL_SECONDS)
@@ -179,17 +181,22 @@ def _watch_through_daemon(found: Found) -> int:
     """Lines from the daemon, for those who can't read the run directory."""
     assert found.asked is not None
     client, number = found.asked
-    shown = ""
+    shown: list[str] = []
     while True:
         try:
             status = client.status(number)
         except DaemonRefusedError as error:
             entry = client.entry(number)
-            if error.status != 409 or entry.state.ended:
+            if error.status != 409:
                 raise
+            if entry.state.ended:
+                said = f"{number} ({clean(entry.name)}) is {entry.state}. {clean(entry.explanation)}".rstrip()
+                sys.stdout.write(f"{said}\n")
+                return EXIT_CODES[Outcome.STOPPED] if entry.state is EntryState.CANCELLED else 1
         else:
-            if (text := render_status(status)) != shown:
-                shown = text
+            text = render_status(status)
+            if (told := [line for line in text.splitlines() if not line.startswith(_RESTLESS)]) != shown:
+                shown = told
                 sys.stdout.write(f"{text}\n\n")
                 sys.stdout.flush()
             if status["outcome"] != Outcome.RUNNING:

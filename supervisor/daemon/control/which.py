@@ -35,6 +35,14 @@ class Found:
         return os.access(RunPaths(self.directory).state, os.R_OK)
 
     @property
+    def hidden(self) -> bool:
+        """Is there a run directory that this process may not read?"""
+        try:
+            return RunPaths(self.directory).state.exists() and not self.readable
+        except PermissionError:
+            return True
+
+    @property
     def asked(self) -> tuple[DaemonClient, int] | None:
         """Whom to ask about it, when one can't look oneself."""
         if self.readable or self.entry is None or self.client is None:
