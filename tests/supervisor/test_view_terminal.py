@@ -24,7 +24,7 @@ from supervisor.view.controls import ASKED_SECONDS, Action, Controls
 from supervisor.view.log_lines import last_lines
 
 STAND_INS = str(Path(__file__).parents[1] / "stand_ins")
-PATIENCE = 60.0
+PATIENCE = 180.0
 ALL = frozenset({Action.STOP, Action.PAUSE})
 
 
@@ -94,7 +94,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
     yield make
     for one in made:
-        one.child.close(force=True)
+        _end(one.child)
 
 
 # proves SUP-19: right at 80x24 and 200x60, on resize, and keys that leave the run and the terminal as they were
@@ -245,7 +245,14 @@ def test_the_background_is_no_place_for_keys(tmp_path: Path) -> None:
     finally:
         for group in _groups_below(child.pid):
             os.killpg(group, signal.SIGKILL)
-        child.close(force=True)
+        _end(child)
+
+
+def _end(child: pexpect.spawn) -> None:
+    if child.isalive():
+        child.kill(signal.SIGKILL)
+        child.wait()
+    child.close()
 
 
 def _groups_below(pid: int) -> list[int]:
