@@ -5,10 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from evalsuite.compare import Comparison
 
 EXAMPLE = """example:
   mens-sup eval compare evals/base evals/candidate
@@ -36,6 +32,9 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a metric of the bench, or pass@K; may be repeated (all of the bench's)",
     )  # fmt: skip
     parser.add_argument("--confidence", metavar="C", type=share, default=0.95, help="of the intervals (0.95)")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a page: intervals, tasks that changed, samples side by side"
+    )
     parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     parser.set_defaults(command=compare_command)
 
@@ -51,25 +50,17 @@ def compare_command(options: argparse.Namespace) -> int:
     if reasons := why_not(first, second):
         raise InputError(f"{options.first} and {options.second} cannot be compared: {'; '.join(reasons)}.")
     found = compare(first, second, options.metrics, options.confidence)
+    if options.html is not None:
+        from evalsuite.report.write import write_comparison_page
+
+        write_comparison_page(options.html, (options.first, options.second), first, second, found)
     if options.as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
     else:
-        sys.stdout.write(comparison_text(found) + "\n")
+        from evalsuite.report.tables import comparison_table, show
+
+        show(comparison_table(found))
     return 0
-
-
-def comparison_text(found: Comparison) -> str:
-    """For people, a few lines."""
-    lines = [f"{found.bench}: {found.tasks} tasks, {found.samples_per_task} samples each"]
-    for each in found.metrics:
-        units = "" if each.units == found.tasks else f", {each.units} clusters"
-        lines += [
-            f"{each.metric}: {each.first:.4f} -> {each.second:.4f}, difference {each.difference:+.4f} "
-            f"({each.low:+.4f} to {each.high:+.4f} with {found.confidence:.0%}, {each.method}{units})",
-            f"  {each.better} tasks better, {each.worse} worse, {each.same} the same; p {each.p_value:.2g}, for all "
-            f"metrics together {each.p_corrected:.2g}; a difference below {each.detectable:.4f} is easily missed",
-        ]
-    return "\n".join(lines)
 
 
 def share(text: str) -> float:

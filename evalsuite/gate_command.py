@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evalsuite.gate_result import CheckResult, GateResult
+    from evalsuite.gate_result import GateResult
 
 EXAMPLE = """example:
   mens-sup eval gate configs/gates/quickstart.yaml
@@ -30,6 +30,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("gate", metavar="GATE", type=Path, help="YAML file; see docs/evaluation.md")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the result (GATE.result.json beside the gate's file)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="the result as a page")
     parser.add_argument("--json", dest="as_json", action="store_true", help="the result as JSON on standard output")
     parser.set_defaults(command=gate_command)
 
@@ -47,11 +48,18 @@ def gate_command(options: argparse.Namespace) -> int:
         write_gate(out, result)
     except OSError as error:
         raise InputError(f"{out}: the result cannot be written: {error.strerror or error}.") from None
+    if options.html is not None:
+        from evalsuite.report.write import write_gate_page
+
+        write_gate_page(options.html, result)
     if options.as_json:
         plain = {**msgspec.to_builtins(result), "sha256": gate_digest(result)}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
     else:
-        sys.stdout.write(f"{gate_text(result)}\n{out}\n")
+        from evalsuite.report.tables import gate_lines, gate_table, show
+
+        show(*([gate_table(result)] if result.checks else []), gate_lines(result))
+        sys.stdout.write(f"{out}\n")
     return result.verdict.exit_code
 
 
@@ -65,30 +73,3 @@ def run_gate(file: Path) -> GateResult:
     from evalsuite.gate import judge
 
     return judge(gate, own, benches)
-
-
-def gate_text(result: GateResult) -> str:
-    """For people, a few lines; the verdict comes last, where one looks."""
-    lines = []
-    for check in result.checks:
-        lines += [_check_text(check), _noise_text(check, result)]
-    name = "COULD NOT BE JUDGED" if result.verdict.value == "unjudged" else result.verdict.value.upper()
-    lines.append(f"{result.name}: {name}")
-    return "\n".join([*lines, *(f"  {reason}" for reason in result.reasons)])
-
-
-def _check_text(check: CheckResult) -> str:
-    rule = "better" if check.rule == "better" else f"not worse by {check.margin:g}"
-    asked = f"{check.tasks} tasks" if check.asked == check.tasks else f"{check.asked} of {check.tasks} tasks"
-    units = "" if check.units == check.asked else f" in {check.units} clusters"
-    return (
-        f"{check.bench} {check.metric} against {check.against} ({rule}): {check.verdict.value.upper()}\n"
-        f"  {check.candidate:.4f} against {check.reference:.4f}, difference {check.difference:+.4f}, above "
-        f"{check.lower:+.4f} and below {check.upper:+.4f} ({check.method}; {asked}{units}, {check.samples_per_task} "
-        f"samples each)"
-    )
-
-
-def _noise_text(check: CheckResult, result: GateResult) -> str:
-    passes = "" if check.rule == "better" else f"; an unchanged model passes {check.unchanged_passes:.0%} of the time"
-    return f"  smallest drop that it finds with {result.power:.0%} power: {check.detectable_drop:.4f}{passes}"

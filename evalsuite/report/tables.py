@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evalsuite.compare import Comparison
-from evalsuite.gate_result import GateResult, GateVerdict
+from evalsuite.gate_result import CheckResult, GateResult, GateVerdict
 from evalsuite.report.wording import judged_name, model_name, percent, score, signed
 from evalsuite.scores import Scores
 from evalsuite.statistics.intervals import Interval
@@ -30,12 +30,12 @@ _STYLES = {
 
 
 def show(*parts: RenderableType, stream: IO[str] | None = None) -> None:
-    """Print; in colour only to a terminal, and not with NO_COLOR."""
+    """Print; in colour only to a terminal, and not with NO_COLOR. Lines of text stay whole."""
     out = sys.stdout if stream is None else stream
     terminal = out.isatty()
     console = Console(file=out, width=None if terminal else _PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def as_text(*parts: RenderableType) -> str:
@@ -78,12 +78,14 @@ def comparison_table(found: Comparison) -> Table:
             f"{each.better}/{each.worse}/{each.same}",
             score(each.detectable),
         )
-    table.caption = _text(f"first: {model_name(found.models[0])}; second: {model_name(found.models[1])}")
+    units = max((each.units for each in found.metrics), default=found.tasks)
+    clustered = "" if units == found.tasks else f"\n{units} clusters of tasks"
+    table.caption = _text(f"first: {model_name(found.models[0])}; second: {model_name(found.models[1])}{clustered}")
     return table
 
 
 def gate_table(result: GateResult) -> Table:
-    """Of ``eval gate``: each check with its margin (or that it asks for better); verdict and reasons below."""
+    """Of ``eval gate``: each check with its margin, or that it asks for better."""
     heads = ("check", "against", "margin", "candidate", "reference", "difference", "above", "below", "drop it\nfinds",
              "verdict")  # fmt: skip
     table = _table(f"gate {result.name}", heads)
@@ -101,12 +103,27 @@ def gate_table(result: GateResult) -> Table:
             score(check.detectable_drop),
             _text(judged_name(check.verdict), _STYLES[check.verdict]),
         )
-    caption = Text(justify="left")
-    caption.append(judged_name(result.verdict), _STYLES[result.verdict])
-    for reason in result.reasons:
-        caption.append(visible(f"\n{reason}"))
-    table.caption = caption
     return table
+
+
+def gate_lines(result: GateResult) -> Text:
+    """What the checks stand on, then the verdict and its reasons, where one looks."""
+    lines = Text()
+    for check in result.checks:
+        lines.append(visible(f"{check.bench} {check.metric} against {check.against}: {_ground(check, result.power)}\n"))
+    lines.append(f"{visible(result.name)}: ").append(judged_name(result.verdict), _STYLES[result.verdict])
+    for reason in result.reasons:
+        lines.append(visible(f"\n  {reason}"))
+    return lines
+
+
+def _ground(check: CheckResult, power: float) -> str:
+    """What a check stands on."""
+    asked = f"{check.tasks} tasks" if check.asked == check.tasks else f"{check.asked} of {check.tasks} tasks"
+    units = "" if check.units == check.asked else f" in {check.units} clusters"
+    passes = "" if check.margin is None else f"; an unchanged model passes {check.unchanged_passes:.0%} of the time"
+    drop = f"smallest drop that it finds with {power:.0%} power: {score(check.detectable_drop)}"
+    return f"{asked}{units}, {check.samples_per_task} samples each, {check.method}; {drop}{passes}"
 
 
 def _table(title: str, heads: Sequence[str]) -> Table:

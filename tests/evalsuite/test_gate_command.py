@@ -262,8 +262,10 @@ def test_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert metric["low"] < metric["difference"] < metric["high"] < 0 and metric["p_value"] < 0.01
     assert metric["difference"] == pytest.approx(metric["second"] - metric["first"])
     assert metric["better"] + metric["worse"] + metric["same"] == 40
-    assert main(["eval", "compare", str(place / "base"), str(place / "candidate")]) == 0
-    assert "accepted: 0." in capsys.readouterr().out
+    page = place / "compared.html"
+    assert main(["eval", "compare", str(place / "base"), str(place / "candidate"), f"--html={page}"]) == 0
+    assert "accepted" in capsys.readouterr().out
+    assert "Paired differences with intervals" in page.read_text() and "Samples side by side" in page.read_text()
     with_other_sampling(place)
     assert main(["eval", "compare", str(place / "base"), str(place / "candidate")]) == 2
     assert "cannot be compared: first: it was sampled with temperature 1" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from evalsuite.gate import judge
 from evalsuite.gate_result import GateInput, GateResult
 from evalsuite.report.answers import Answer, Asked, answers, telling
 from evalsuite.report.page import comparison_page, gate_page, scores_page, task_changes, worth_showing
-from evalsuite.report.tables import as_text, comparison_table, gate_table, scores_table
+from evalsuite.report.tables import as_text, comparison_table, gate_lines, gate_table, scores_table
 from evalsuite.scores import Scores, read_scores
 from evalsuite.statistics.intervals import Interval
 from supervisor.html.markup import Html
@@ -99,6 +99,7 @@ def test_nothing_in_a_table_reaches_the_terminal() -> None:
         scores_table(first, [(HOSTILE, Interval(0.5, 0.4, 0.6, 0.95, HOSTILE))]),
         comparison_table(compare(first, second, draws=200)),
         gate_table(gate(HOSTILE)),
+        gate_lines(gate(HOSTILE)),
     )
     assert "\x1b" not in shown and "\u202e" not in shown
     assert "[red]" in shown.replace("\n", "")
@@ -121,7 +122,7 @@ def test_a_comparison_shows_its_numbers() -> None:
 
 def test_a_gate_shows_its_verdict_and_what_it_read() -> None:
     result = gate("plain")
-    shown = as_text(gate_table(result))
+    shown = as_text(gate_table(result), gate_lines(result))
     assert result.verdict.value.upper() in shown and "plain" in shown
     assert result.verdict.value.upper() in gate_page(result)
 
