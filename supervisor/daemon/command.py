@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def daemon(options: argparse.Namespace) -> int:
     """Serve until asked to stop."""
+    import faulthandler
     import logging
 
     from supervisor.daemon.launcher import find_launcher
@@ -23,6 +24,7 @@ def daemon(options: argparse.Namespace) -> int:
     from supervisor.daemon.paths import DaemonPaths, default_state_folder
     from supervisor.daemon.systemd import restarting
 
+    faulthandler.enable()  # when the watchdog ends it by SIGABRT, the journal shows where every thread stood
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.umask(0o027)  # what the runs hold is for the daemon's user, and for its group to read
     paths = DaemonPaths((options.state_dir or default_state_folder()).absolute())

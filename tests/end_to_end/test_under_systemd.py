@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -180,12 +179,13 @@ def test_a_wedged_main_loop_is_restarted(machine: Machine) -> None:
     before = machine.training(number, 7)
     main = machine.show("MainPID")
     tracer = machine.start(sys.executable, str(STAND_INS / "wedge.py"), main)
+    assert tracer.stdout is not None
+    tracer_inside = tracer.stdout.readline().strip()
     try:
-        assert tracer.stdout is not None and tracer.stdout.readline() == "wedged\n"
         assert machine.answers()  # its other threads still do
         wait_for(lambda: machine.show("Result") == "watchdog", 600)
     finally:
-        tracer.send_signal(signal.SIGKILL)  # a traced process can't be buried
+        machine.run("kill", "-KILL", tracer_inside)  # a traced process can't be buried
         tracer.wait()
     wait_for(lambda: machine.show("MainPID") not in (main, "0") and machine.answers(), 600)
     assert machine.entry(number)["state"] == "running" and machine.trainer(number) == before

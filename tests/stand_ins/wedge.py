@@ -1,6 +1,6 @@
 """Stops one thread of a process, as a deadlock would, while its other threads go on: ``python wedge.py TID``.
 
-It says ``wedged`` and keeps the thread stopped for as long as it lives itself. Needs root.
+It says its own pid and keeps the thread stopped for as long as it lives. Needs root.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ if __name__ == "__main__":
         if libc.ptrace(request, thread, None, None) != 0:
             raise OSError(ctypes.get_errno(), "ptrace")
     os.waitpid(thread, 0x40000000)  # __WALL
-    print("wedged", flush=True)
+    print(os.getpid(), flush=True)
     signal.pause()
