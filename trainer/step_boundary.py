@@ -51,6 +51,12 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
             if self.trainer.resume_from is not None:
                 self.trainer._load_rng_state(str(self.trainer.resume_from))
 
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.trainer.snapshots is not None:
+            self.trainer.snapshots.wait_for_copy()
+
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

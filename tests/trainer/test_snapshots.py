@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,11 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
     steps: list[int] = []
     finish = snapshots._Slot.finish
 
-    def slow(self: Any, state: Any, *args: Any) -> float:
+    def slow(self: Any, state: Any, *args: Any) -> None:
         steps.append(state.progress.step)
         if state.progress.step == 3:
             assert gate.wait(60)
-        return finish(self, state, *args)
+        finish(self, state, *args)
 
     class Opens(SupervisedSFTTrainer):
         whole: list[int]
@@ -184,6 +185,25 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
     assert run.data_of("snapshots")["skipped"] >= 2
     assert steps[:3] == [1, 2, 3] and steps[3] > 5
     assert sealed_slots(memory)[0][0].manifest.step == steps[-1]
+
+
+# proves SUP-11: the optimiser waits for the copy, however long that takes; what is saved is the step's own state
+def test_no_tensor_changes_while_it_is_copied(tiny: Tiny, hard: Attempt, memory: Path, monkeypatch: Any) -> None:
+    fill = snapshots._Slot.fill
+
+    def late(self: Any, *args: Any, **options: Any) -> Any:
+        time.sleep(0.3)  # longer than a step takes until its optimiser's turn
+        return fill(self, *args, **options)
+
+    monkeypatch.setattr(snapshots._Slot, "fill", late)
+    seen = Attempt(RunPaths(tiny.root / "late-copy"))
+    with pytest.raises(RuntimeError, match="scripted"):
+        tiny.run("late-copy", HARD, trainer_class=FailsInTheNextStep, seen=seen, snapshots=memory)
+    for sealed, slot in sealed_slots(memory):
+        checkpoint = seen.paths.checkpoint(sealed.manifest.step)
+        save_snapshot(slot, sealed, checkpoint)
+        assert_same_checkpoint(checkpoint, hard.paths.checkpoint(sealed.manifest.step))
+    assert len(sealed_slots(memory)) == 2
 
 
 # proves SUP-14: what is not finite is never sealed
