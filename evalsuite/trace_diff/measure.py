@@ -75,7 +75,7 @@ def times_explained(own: Error, explained: Error) -> float | None:
     if float(own.rms.max()) == 0:
         return 0.0
     floor = explained.rms.clamp(min=float(explained.rms.median()))
-    found = float((own.rms / floor).nan_to_num(0.0).max())
+    found = float((own.rms / floor).nan_to_num(0.0, posinf=math.inf).max())
     return found if math.isfinite(found) else None
 
 
