@@ -273,6 +273,19 @@ def test_status_with_a_long_history(
     assert json.loads(said(capsys, "status", "--json"))["id"] == "newest"
 
 
+# proves SUP-18: a daemon that was not restarted after an upgrade is said in a sentence as well
+def test_a_daemon_of_another_version(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(DaemonClient, "_ask", lambda *_: b'[{"id": "one"}]')
+        assert "probably of another version" in said(capsys, "queue", code=2)
+    write_config(tmp_path)
+    said(capsys, "submit", "job.yaml")
+    monkeypatch.setattr(DaemonClient, "status", lambda *_: {"outcome": "running", "id": "x"})
+    assert "probably of another version" in said(capsys, "status", "1", code=2)
+
+
 # proves SUP-18: a daemon that hangs, or something else at the socket, is said in a sentence
 def test_a_daemon_that_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s"

@@ -37,45 +37,51 @@ class DaemonClient:
         self._seconds = seconds
 
     def health(self) -> Health:
-        return decode(self._ask("GET", "/v1/health"), Health)
+        return self._understood(self._ask("GET", "/v1/health"), Health)
 
     def entries(self, ended: int) -> list[Entry]:
         """Those that have not ended, and the ``ended`` that ended last."""
-        return decode(self._ask("GET", f"/v1/entries?ended={ended}"), list[Entry])
+        return self._understood(self._ask("GET", f"/v1/entries?ended={ended}"), list[Entry])
 
     def entry(self, entry_id: int) -> Entry:
-        return decode(self._ask("GET", f"/v1/entries/{entry_id}"), Entry)
+        return self._understood(self._ask("GET", f"/v1/entries/{entry_id}"), Entry)
 
     def submit(self, request: Mapping[str, Any]) -> Entry:
         """``request``: SubmitRequest of the OpenAPI document."""
-        return decode(self._ask("POST", "/v1/entries", request, LOOKING_THROUGH_SECONDS), Entry)
+        return self._understood(self._ask("POST", "/v1/entries", request, LOOKING_THROUGH_SECONDS), Entry)
 
     def act(self, entry_id: int, action: Literal["cancel", "pause", "resume"]) -> Entry:
-        return decode(self._ask("POST", f"/v1/entries/{entry_id}/{action}"), Entry)
+        return self._understood(self._ask("POST", f"/v1/entries/{entry_id}/{action}"), Entry)
 
     def status(self, entry_id: int) -> dict[str, Any]:
         """Of the entry's run, as `mens-sup status --json`; DaemonRefusedError 409 while it has none."""
-        return decode(self._ask("GET", f"/v1/entries/{entry_id}/status"), dict[str, Any])
+        return self._understood(self._ask("GET", f"/v1/entries/{entry_id}/status"), dict[str, Any])
 
     def log(self, entry_id: int, stream: str, attempt: int | None, offset: int) -> LogPiece:
         query: dict[str, str | int] = {"stream": stream, "offset": offset}
         if attempt is not None:
             query["attempt"] = attempt
-        return decode(self._ask("GET", f"/v1/entries/{entry_id}/log?{urlencode(query)}"), LogPiece)
+        return self._understood(self._ask("GET", f"/v1/entries/{entry_id}/log?{urlencode(query)}"), LogPiece)
 
     def page(self, entry_id: int) -> bytes:
         """The page of the entry's run, HTML in UTF-8."""
         return self._ask("GET", f"/runs/{entry_id}")
 
     def schedules(self) -> list[Schedule]:
-        return decode(self._ask("GET", "/v1/schedules"), list[Schedule])
+        return self._understood(self._ask("GET", "/v1/schedules"), list[Schedule])
 
     def add_schedule(self, config: Path, cron: str) -> Schedule:
         request = {"config": str(config), "cron": cron}
-        return decode(self._ask("POST", "/v1/schedules", request, LOOKING_THROUGH_SECONDS), Schedule)
+        return self._understood(self._ask("POST", "/v1/schedules", request, LOOKING_THROUGH_SECONDS), Schedule)
 
     def remove_schedule(self, schedule_id: str) -> None:
         self._ask("DELETE", f"/v1/schedules/{quote(schedule_id, safe='')}")
+
+    def _understood(self, data: bytes, kind: type[T]) -> T:
+        try:
+            return decode(data, kind)
+        except msgspec.DecodeError as error:
+            raise NoDaemonError(f"{another_version(self.path)} ({error})") from None
 
     def _ask(
         self, method: str, target: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
@@ -102,6 +108,13 @@ class DaemonClient:
         if answer.status >= 400:
             raise DaemonRefusedError(answer.status, _sentence(data, answer.status))
         return data
+
+
+def another_version(path: Path) -> str:
+    return (
+        f"The daemon at {path} answers in a way that is not known here: it is probably of another version. Restart it: "
+        "systemctl restart mens-supervisor."
+    )
 
 
 class _UnixConnection(http.client.HTTPConnection):

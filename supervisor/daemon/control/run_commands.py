@@ -53,8 +53,18 @@ def render(status: dict[str, Any]) -> str:
         said = f"{entry['id']}, {entry['state']}, priority {entry['priority']}"
         lines.append(f"{'queue':<13}{said}{clean('. ' + entry['explanation']) if entry['explanation'] else ''}")
     if status["outcome"] is not None:
-        lines.append(render_status(status))
+        lines.append(_rendered(status))
     return "\n".join(lines)
+
+
+def _rendered(status: dict[str, Any]) -> str:
+    try:
+        return render_status(status)
+    except KeyError as error:  # what comes through the daemon is as its version has it
+        from supervisor.daemon.control.address import socket_to_ask
+        from supervisor.daemon.control.client import another_version
+
+        raise InputError(f"{another_version(socket_to_ask())} (It does not say {error}.)") from None
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -194,7 +204,7 @@ def _watch_through_daemon(found: Found) -> int:
                 sys.stdout.write(f"{said}\n")
                 return EXIT_CODES[Outcome.STOPPED] if entry.state is EntryState.CANCELLED else 1
         else:
-            text = render_status(status)
+            text = _rendered(status)
             if (told := [line for line in text.splitlines() if not line.startswith(_RESTLESS)]) != shown:
                 shown = told
                 sys.stdout.write(f"{text}\n\n")
