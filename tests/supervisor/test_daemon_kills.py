@@ -55,12 +55,16 @@ def check_each_ran_once(daemon: DaemonProcess) -> None:
 
 # proves SUP-18: killed in the middle of a job, and again while the next one is about to start
 def test_killed_daemons_lose_and_double_nothing(daemon: DaemonProcess) -> None:
-    first = daemon.submit("first", train={"step_seconds": 0.02})
+    go_on = daemon.place / "go-on"
+    first = daemon.submit("first", {"at": 5, "do": "wait_for_file", "file": str(go_on)})
     second = daemon.submit("second", kind="tally")
     daemon.start()
     daemon.until(first, EntryState.RUNNING)
     daemon.kill()
     daemon.start()
+    while not daemon.said().startswith(b"STATUS=running first"):  # it has looked, and left the second where it is
+        assert daemon.process is not None and daemon.process.poll() is None, daemon.log
+    go_on.touch()
     daemon.until(first, EntryState.COMPLETED)
     daemon.kill()
     daemon.start()
