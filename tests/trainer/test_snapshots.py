@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,13 +188,20 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
 
 # proves SUP-11: the optimiser waits for the copy, however long that takes; what is saved is the step's own state
 def test_no_tensor_changes_while_it_is_copied(tiny: Tiny, hard: Attempt, memory: Path, monkeypatch: Any) -> None:
-    fill = snapshots._Slot.fill
+    fill, wait_for_copy = snapshots._Slot.fill, snapshots.Snapshots.wait_for_copy
+    asked = threading.Event()
 
     def late(self: Any, *args: Any, **options: Any) -> Any:
-        time.sleep(0.3)  # longer than a step takes until its optimiser's turn
+        asked.wait(1.0)  # the last one is never waited for
+        asked.clear()
         return fill(self, *args, **options)
 
+    def ask(self: Any) -> None:
+        asked.set()
+        wait_for_copy(self)
+
     monkeypatch.setattr(snapshots._Slot, "fill", late)
+    monkeypatch.setattr(snapshots.Snapshots, "wait_for_copy", ask)
     seen = Attempt(RunPaths(tiny.root / "late-copy"))
     with pytest.raises(RuntimeError, match="scripted"):
         tiny.run("late-copy", HARD, trainer_class=FailsInTheNextStep, seen=seen, snapshots=memory)
