@@ -12,8 +12,8 @@ from supervisor.html.markup import Content, Html, element, link
 from supervisor.html.page import badge, page, table
 from supervisor.redact import hide_secrets
 from supervisor.report.summary import RunSummary, Summaries
-from supervisor.report.wording import day, outcome_kind, short
-from supervisor.view.text import count, duration
+from supervisor.report.wording import day, outcome_kind, short, whole
+from supervisor.view.text import clean, count, duration
 
 MOST_ROWS = 2000
 _EXPLANATION = 160
@@ -49,18 +49,17 @@ def _row(run: RunSummary, target: str | None) -> tuple[Content, ...]:
     if state is None:
         return (name, "", badge("damaged", "bad"), *[""] * 6, run.problem)
     planned = count(state.planned_steps) if state.planned_steps else "?"
-    made = state.attempt - state.attempts_before
     failed = f" ({len(state.failures)} failed)" if state.failures else ""
     return (
         name,
         state.kind,
-        badge(run.standing, outcome_kind(run.standing)),
-        f"{count(run.step)} / {planned}",
-        f"{state.attempt if state.attempts_before else made}{failed}",
+        whole(badge(run.standing, outcome_kind(run.standing))),
+        whole(f"{count(run.step)} / {planned}"),
+        whole(f"{state.attempt}{failed}"),
         _loss(state.loss),
         _loss(state.eval_loss),
-        duration(state.seconds_used) if state.seconds_used else "",
-        day(state.started),
+        whole(duration(state.seconds_used)) if state.seconds_used else "",
+        whole(day(state.started)),
         _why(state.explanation),
     )
 
@@ -70,5 +69,5 @@ def _loss(value: float | None) -> str:
 
 
 def _why(explanation: str) -> Html:
-    text = str(hide_secrets(explanation))
+    text = clean(str(hide_secrets(explanation)))
     return element("span", short(text, _EXPLANATION), title=text if len(text) > _EXPLANATION else None)

@@ -21,7 +21,7 @@ from supervisor.redact import hide_secrets, shown_value
 from supervisor.report.charts import charts, disk_charts, timeline
 from supervisor.report.history import Attempt, History, fold
 from supervisor.report.summary import RunSummary, read_summary
-from supervisor.report.wording import day, outcome_kind, short
+from supervisor.report.wording import day, outcome_kind, short, whole
 from supervisor.sensors.disk import human_bytes
 from supervisor.sensors.report import SensorReport, read_report
 from supervisor.sensors.snapshot import Unknown
@@ -128,8 +128,8 @@ def _attempt(attempt: Attempt) -> tuple[Content, ...]:
         verdict = "no failure" if attempt.over else "still going on, or its end was not seen"
     changed = joined(*(element("p", _text(each)) for each in attempt.relief))
     took = duration(attempt.ended - attempt.started)
-    began, how = _whole(day(attempt.started)), _text(attempt.how)
-    return (attempt.number, began, _whole(took), _whole(steps), how, verdict, changed)
+    began, how = whole(day(attempt.started)), _text(attempt.how)
+    return (attempt.number, began, whole(took), whole(steps), how, verdict, changed)
 
 
 def _evidence(attempt: Attempt) -> Html:
@@ -145,7 +145,7 @@ def _relief(state: RunState) -> Html:
         changes = [f"{key}: {hide_secrets(str(shown_value(key, value)))}" for key, value in taken.patches.items()]
         price = _text(taken.price) if not taken.in_vain else joined(_text(taken.price), " (in vain)")
         lossless: Content = "yes" if taken.lossless else badge("no", "unsure")
-        rows.append((taken.attempt, _whole(taken.rung), taken.kind, price, lossless, _text("; ".join(changes))))
+        rows.append((taken.attempt, whole(taken.rung), taken.kind, price, lossless, _text("; ".join(changes))))
     return table(heads, rows, left=(0, 1, 2, 3, 4, 5))
 
 
@@ -167,7 +167,7 @@ def _disk(history: History, sensors: SensorReport | None) -> Iterator[Content]:
             total = "?" if isinstance(mount.total_bytes, Unknown) else human_bytes(mount.total_bytes)
             seconds = ahead.get(mount.mount)
             full: Content = "not filling up" if seconds is None else badge(f"full in {duration(seconds)}", "bad")
-            rows.append((_whole(mount.mount), ", ".join(mount.uses), _whole(free), _whole(total), full))
+            rows.append((whole(mount.mount), ", ".join(mount.uses), whole(free), whole(total), full))
         yield element("p", f"As the sensors saw it at {day(sensors.snapshot.time)}.", class_="soft")
         yield table(("mount", "what for", "free", "of", "forecast"), rows, left=(0, 1, 4))
         yield disk_charts(sensors)
@@ -235,11 +235,6 @@ def _gpu_name(name: str | Unknown, total: int | Unknown) -> str:
 
 def _step(step: int | None) -> str:
     return "?" if step is None else count(step)
-
-
-def _whole(text: str) -> Html:
-    """Never broken into lines."""
-    return element("span", text, class_="whole")
 
 
 def _text(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from supervisor.html.markup import Content, Html, element
 from supervisor.view.wording import local_time
 
 _KINDS = {
@@ -18,6 +19,11 @@ def day(moment: float) -> str:
 def outcome_kind(standing: str) -> str:
     """The colour of an outcome in words: good, bad, unsure or soft."""
     return _KINDS.get(standing, "soft")
+
+
+def whole(content: Content) -> Html:
+    """Never broken into lines."""
+    return element("span", content, class_="whole")
 
 
 def short(text: str, most: int) -> str:
