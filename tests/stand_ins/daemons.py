@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ class DaemonProcess:
     What it is asked goes into its database directly, through a desk in this process.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, device: str = "cpu", environment: Mapping[str, str] | None = None) -> None:
+        """``device``: what all jobs ask for."""
         self.place = place
+        self._device = device
+        self._environment = dict(environment or {})
         self.paths = DaemonPaths(place / "state")
         self.paths.root.mkdir()
         self.queue = Queue(self.paths.queue)
@@ -58,7 +61,12 @@ class DaemonProcess:
         with open(self.place / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(STAND_INS / "bare_daemon.py"), str(self.paths.root)],
-                env={**os.environ, "PYTHONPATH": str(STAND_INS), "NOTIFY_SOCKET": str(self.place / "notify")},
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTHONPATH": str(STAND_INS),
+                    "NOTIFY_SOCKET": str(self.place / "notify"),
+                },
                 stdout=log,
                 stderr=log,
             )
@@ -80,7 +88,7 @@ class DaemonProcess:
         return self.process.wait(PATIENCE)
 
     def submit(self, name: str, *faults: dict[str, Any], kind: str = "scripted", **sections: Any) -> Entry:
-        """A job for the CPU. ``after`` and ``priority`` are of the submission, the rest of the configuration."""
+        """A job. ``after`` and ``priority`` are of the submission, the rest of the configuration."""
         request = {key: sections.pop(key) for key in ("after", "priority") if key in sections}
         content = document(*faults, **sections) if kind == "scripted" else {"kind": kind, **sections}
         file = self.place / f"{name}.yaml"
@@ -122,7 +130,12 @@ class DaemonProcess:
         def accept(config: Path, arguments: Sequence[str], *, preflight: bool) -> Accepted:
             text = config.read_text()
             return Accepted(
-                name="job", kind=_kind(text), device="cpu", processes=1, arguments=tuple(arguments), document=text
+                name="job",
+                kind=_kind(text),
+                device=self._device,
+                processes=1,
+                arguments=tuple(arguments),
+                document=text,
             )
 
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 from daemons import PATIENCE, DaemonProcess
 from scripted_runs import events, wait_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins" / "nvml"))
+
+from fake_driver import GIB, FakeDriver
 
 from supervisor.daemon.queue import Job
 from supervisor.daemon.service import EntryState
@@ -115,3 +120,29 @@ def test_stopping_and_starting(daemon: DaemonProcess) -> None:
     daemon.start()
     daemon.until(entry, EntryState.COMPLETED)
     assert [event.step for event in events(entry.run_dir, "progress")] == list(range(1, 13))
+
+
+# proves SUP-18: a GPU is handed over only when the driver has let go of the old run's memory
+@pytest.mark.slow
+def test_a_card_is_handed_over_when_its_memory_is_free(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path / "driver")
+    (place := tmp_path / "d").mkdir()
+    daemon = DaemonProcess(place, "auto", driver.environment)
+    try:
+        first = daemon.submit("first", {"at": 5, "do": "wait_for_file", "file": str(place / "go-on")})
+        second = daemon.submit("second")
+        daemon.start()
+        assert daemon.until(first, EntryState.RUNNING).resources == ("GPU-8f3a",)
+        driver.set(f"process 0 compute 4194000 {3 * GIB}")  # of nobody who lives
+        (place / "go-on").touch()
+        daemon.until(first, EntryState.COMPLETED)
+        (held,) = wait_for(
+            lambda: [held for held in daemon.queue.held() if held.note.startswith("the driver")], PATIENCE
+        )
+        assert "still holds 3.0 GiB for process 4194000" in held.note
+        assert daemon.queue.job(second.id).state is EntryState.WAITING
+        driver.set()
+        assert daemon.until(second, EntryState.COMPLETED).resources == ("GPU-8f3a",)
+        assert lifetime(daemon.queue.job(first.id))[1] < lifetime(daemon.queue.job(second.id))[0]
+    finally:
+        daemon.clear()
