@@ -13,6 +13,7 @@ ACTIONS = (
     "evalsuite.score_command",
     "evalsuite.compare_command",
     "evalsuite.gate_command",
+    "evalsuite.after_command",
     "evalsuite.power_command",
     "evalsuite.trace_diff_command",
 )

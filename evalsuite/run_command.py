@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +62,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_command(options: argparse.Namespace) -> int:
     from rft.job_file import SUPERVISOR
+    from supervisor.forwarding import run_forwarding
     from supervisor.problems import InputError
     from supervisor.yaml_source import read_yaml
 
@@ -85,7 +83,8 @@ def run_command(options: argparse.Namespace) -> int:
         arguments.append(f"--max-attempts={options.max_attempts}")
     if options.no_live:
         arguments.append("--no-live")
-    code = _supervised([*SUPERVISOR, *arguments], options.as_json)
+    sys.stdout.flush()
+    code = run_forwarding([*SUPERVISOR, *arguments], sys.stderr if options.as_json else None)
     if code:
         return code
     scores = _scores(options.out)
@@ -117,20 +116,6 @@ def _settings(options: argparse.Namespace) -> list[str]:
         *(f"--set={key}={json.dumps(value)}" for key, value in found.items()),
         *(f"--set={each}" for each in options.sets),
     ]
-
-
-def _supervised(command: Sequence[str], as_json: bool) -> int:
-    """The supervisor's exit code. A stop that is asked for is its business: it reaches it, and this waits."""
-    sys.stdout.flush()
-    process = subprocess.Popen(command, stdout=sys.stderr if as_json else None)
-    before = {name: signal.signal(name, lambda *_: None) for name in (signal.SIGINT,)}
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        before[name] = signal.signal(name, lambda number, _frame: process.send_signal(number))
-    try:
-        return process.wait()
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def _scores(folder: Path) -> Scores:

@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
         while outcome is Outcome.STOPPED and own.paused and _goes_on(own, view):
             outcome = supervise(RunRequest(None, directory, options.max_attempts), view)
     _leave_report(directory)
+    if outcome is Outcome.COMPLETED:
+        outcome = _judge(config, directory)
     try:
         _say_outcome(directory, outcome)
     except OSError:  # nobody is reading; the exit code still tells
@@ -108,6 +110,21 @@ def _goes_on(own: OwnRun, view: View) -> bool:
                 return False
             view.wait(0.5)
     return True
+
+
+def _judge(config: LoadedConfig | None, directory: Path) -> Outcome:
+    """The outcome of a completed run after its gates, if it has any: stopped when they were."""
+    from supervisor.config import load_config
+    from supervisor.state import Outcome
+
+    own = (config or load_config(directory / "run.yaml", preflight=False)).own
+    if not own.gates:
+        return Outcome.COMPLETED
+    from supervisor.gates import run_gates
+
+    judged = run_gates(directory, own.gates, own.notify)
+    _leave_report(directory)
+    return Outcome.COMPLETED if judged else Outcome.STOPPED
 
 
 def _leave_report(directory: Path) -> None:

@@ -198,3 +198,5 @@ class SupervisorSections(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     notify: NotifySettings = NotifySettings()
     launch: LaunchSettings = LaunchSettings()
+    gates: tuple[Argument, ...] = ()
+    """Gate files that judge the best checkpoint when the run has completed; see `mens-sup eval gates`."""

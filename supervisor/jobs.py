@@ -142,6 +142,11 @@ def has_standby(kind: JobKind) -> bool:
     return bool(getattr(kind, "standby", False))
 
 
+def has_adapter(kind: JobKind) -> bool:
+    """Whether the kind's checkpoints are adapters that a gate can judge; it says so by ``adapter``."""
+    return bool(getattr(kind, "adapter", False))
+
+
 def keeps_own_state(kind: JobKind) -> bool:
     """Whether the kind's program keeps what it has done in the run directory itself, safe from a kill at any moment.
 

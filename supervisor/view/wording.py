@@ -16,7 +16,7 @@ _ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_de
 _WHOLE_SENTENCES = frozenset(
     {
         "adopted", "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined",
-        "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "rank_ended", "run_continued",
+        "disk_forecast", "disk_low", "ended_unseen", "gate", "leftovers_killed", "rank_ended", "run_continued",
         "standby_discarded", "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still",
         "stop_requested", "stray_trainer", "stray_trainer_ended", "trainer_stopped", "waited", "waiting",
     }
