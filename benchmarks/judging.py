@@ -26,7 +26,7 @@ from machine import describe, verdict
 
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task
-from rft.verifiers.python_tests import PythonTests
+from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 from rft.verifiers.verdict import Outcome
 
 PER_TASK = 10
@@ -42,7 +42,7 @@ def main(tasks: int) -> None:
         for completion in mutated_solutions.completions(problem, PER_TASK)
     ]
     checks = {name: task_of(problem) for name, problem in problems.items()}
-    verifier = PythonTests({}, JudgeSection(workers=cores))
+    verifier = PythonTests(PythonTestsSettings(), JudgeSection(workers=cores))
     verifier.open()
     try:
         with ThreadPoolExecutor(cores) as pool:

@@ -9,6 +9,7 @@ from pathlib import Path
 NAMES = (
     "supervisor_cost", "resume_cost", "checkpoint_cost", "snapshot", "throughput", "recovery", "ettr",
     "memory_prediction", "plan_time", "data_build", "store_resume", "adaptive_budget", "judging",
+    "bootstrap", "gate_simulation",
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """What a snapshot after every optimiser step costs, as a share of the step.
 
-Short real runs of configs/quickstart.yaml and configs/tiny.yaml. Counted are the seconds between two steps, in which
-nothing else goes on, and the processor seconds of the thread that digests and seals, which on a GPU machine cost the
-training nothing and on a CPU are taken from it.
+Short real runs of configs/quickstart.yaml and configs/tiny.yaml. Counted are the seconds in which the training waits
+(between two steps, and the optimiser for the copy), and the processor seconds of the thread that copies, digests and
+seals, which on a GPU machine cost the training nothing and on a CPU are taken from it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def main() -> None:
     print(f"snapshots, {machine.describe()}")
     for config, steps, target in (("quickstart.yaml", options.steps, 1.0), ("tiny.yaml", 3 * options.steps, None)):
         step, between, thread, what = measure(config, steps)
-        print(f"  {config}: {what}; a step takes {step:.3f} s, of which {1000 * between:.1f} ms are between steps;")
-        print(f"    the thread that seals needs {1000 * thread:.1f} ms of processor time beside the next step")
-        for name, seconds in (("between steps", between), ("with the thread's time", between + thread)):
+        print(f"  {config}: {what}; a step takes {step:.3f} s, of which {1000 * between:.1f} ms are waited;")
+        print(f"    the thread that copies needs {1000 * thread:.1f} ms of processor time beside the next step")
+        for name, seconds in (("waited", between), ("with the thread's time", between + thread)):
             share = 100 * seconds / step
             if target is None:
                 print(f"    share {name}: {share:.2f} per cent")

@@ -179,4 +179,15 @@ def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-RFT = Subcommand("rejection sampling: sample, judge, keep what is right", _add_arguments)
+EXAMPLES = {
+    "run": """
+mens-sup rft run configs/rft/quickstart.yaml --dry-run
+mens-sup rft run configs/rft/quickstart.yaml --run-dir runs/rft
+""",
+    "status": "mens-sup rft status runs/rft --json",
+    "export": "mens-sup rft export runs/rft --out corpus.jsonl",
+    "groups": "mens-sup rft groups configs/rft/quickstart.yaml --out groups.jsonl",
+    "verify": "mens-sup rft verify --tasks humaneval --candidates completions.jsonl --out verdicts.jsonl",
+    "check-tasks": "mens-sup rft check-tasks configs/rft/quickstart.yaml",
+}
+RFT = Subcommand("rejection sampling: sample, judge, keep what is right", _add_arguments, EXAMPLES)

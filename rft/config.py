@@ -19,7 +19,7 @@ class VerifierSection(Section):
     """A verifier by name, and its own settings; which settings there are, the verifier says."""
 
     name: StrictStr
-    """python_tests, command, json_schema, maths, reasoning_gym, or the entry point of a plug-in."""
+    """python_tests, command, json_schema, function_calls, maths, reasoning_gym, or the entry point of a plug-in."""
     settings: dict[StrictStr, Any] = {}
     """Settings of this verifier; see docs/verifiers.md."""
 
@@ -27,16 +27,18 @@ class VerifierSection(Section):
 class TaskSourceSection(Section):
     name: Name
     """Unique; the first part of every task's id."""
-    type: Literal["jsonl", "humaneval", "reasoning_gym", "declarations"]
-    """jsonl: tasks in a file; humaneval: the problems of its wheel; reasoning_gym: generated questions; declarations:
-    functions of a source tree that carry examples or tests."""
+    type: Literal["jsonl", "humaneval", "bfcl", "reasoning_gym", "declarations", "git_declarations"]
+    """jsonl: tasks in a file; humaneval: the problems of its wheel; bfcl: the Berkeley leaderboard's tool calls, of its
+    wheel; reasoning_gym: generated questions; declarations: functions of a source tree that carry examples or tests;
+    git_declarations: those that were added or changed between two commits."""
     path: StrictStr | None = None
-    """jsonl: file or glob; declarations: folder, or stdlib for Python's own library."""
+    """jsonl: file or glob; declarations: folder, or stdlib for Python's own library; git_declarations: a repository."""
     dataset: StrictStr | None = None
     """reasoning_gym: name of the generator, such as chain_sum."""
     params: dict[StrictStr, Any] = {}
     """reasoning_gym: its parameters; declarations: examples, which of the docstring's examples the prompt shows (first,
-    none or all)."""
+    none or all); git_declarations: since and until, commits, and examples; bfcl: categories, and tools, by whom they
+    are shown (template, system)."""
     range: Literal["train", "held_out"] = "train"
     """reasoning_gym, declarations: which of two ranges of questions, or of files, that never meet; a gate asks from
     held_out."""
@@ -53,7 +55,7 @@ class TaskSourceSection(Section):
 class TasksSection(Section):
     sources: Annotated[list[TaskSourceSection], Field(min_length=1)]
     exclude_benches: list[StrictStr] = []
-    """Benches of a gate that must not be among the tasks: humaneval, or JSONL files with the items."""
+    """Benches of a gate that must not be among the tasks: humaneval, bfcl, or JSONL files with the items."""
 
 
 class AdapterSection(Section):
@@ -77,6 +79,9 @@ class SamplerSection(Section):
     """Compute type: auto is bfloat16 on a GPU and float32 on a CPU."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the model runs."""
+    template_of: StrictStr | None = None
+    """Folder of an adapter whose prompts are written here: its chat template, variables and system prompt, with or
+    without the adapter itself."""
     chat_template: StrictStr | None = None
     """Jinja file that replaces the tokenizer's chat template."""
     chat_template_kwargs: dict[str, StrictBool | StrictInt | StrictStr] = {}

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from rft.config import RftSections
 from trainer.errors import ConfigurationError
 
 DEFAULT_GRACE_SECONDS = 120.0
+S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Effective:
-    sections: RftSections
+class Effective(Generic[S]):
+    """``name``: what the run is called."""
+
+    sections: S
     stop_grace_seconds: float
+    name: str = ""
 
 
-def read_effective(path: Path) -> Effective:
+def read_effective(path: Path) -> Effective[RftSections]:
     """Raises ConfigurationError."""
+    return read_effective_as(path, RftSections)
+
+
+def read_effective_as(path: Path, schema: type[S]) -> Effective[S]:
+    """The sections of another kind of job that is built on this one. Raises ConfigurationError."""
     document = YAML(typ="safe", pure=True).load(path)
-    own = {key: value for key, value in document.items() if key in RftSections.model_fields}
+    own = {key: value for key, value in document.items() if key in schema.model_fields}
     try:
-        sections = RftSections.model_validate(own)
+        sections = schema.model_validate(own)
     except ValidationError as error:
         details = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigurationError(f"{path}: {details}") from None
     limits = document.get("limits") or {}
-    return Effective(sections, float(limits.get("stop_grace_seconds", DEFAULT_GRACE_SECONDS)))
+    grace = float(limits.get("stop_grace_seconds", DEFAULT_GRACE_SECONDS))
+    return Effective(sections, grace, str(document.get("name", "")))

@@ -14,7 +14,7 @@ import msgspec
 
 from rft.config import CorpusSection
 from rft.diversity import Answer, answer_key, choose
-from rft.owned_file import check_target, claimed
+from rft.owned_file import Owner, check_target, claimed
 from rft.provenance import PROVENANCE_FIELD, row_of_sample
 from rft.standing import NO_PASS_AT_K, Standing, open_to_read, standing
 from rft.store import Origin, Store, StoredSample
@@ -39,13 +39,14 @@ def export(run_dir: Path, out: Path, guard_of: Callable[[Standing], Guard]) -> d
     Raises InputError when ``out`` is something else than an earlier export of this run, or there is no accepted answer.
     """
     manifest_path = out.with_name(f"{out.name}{MANIFEST_SUFFIX}")
-    check_target(out, manifest_path, run_dir, "corpus")
     with open_to_read(run_dir) as store:
+        owner = Owner(run_dir, store.run_id)
+        check_target(out, manifest_path, owner, "corpus")
         found = standing(run_dir, store)
         rows = _Rows(store, found, guard_of(found))
-        with claimed(out, manifest_path, run_dir, "corpus"):
+        with claimed(out, manifest_path, owner, "corpus"):
             write_atomic(out, rows.lines())
-        manifest = _manifest(run_dir, out, store, found, rows)
+        manifest = _manifest(owner, out, store, found, rows)
     write_atomic(manifest_path, json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
     return manifest
 
@@ -129,13 +130,13 @@ class _Rows:
         return line
 
 
-def _manifest(run_dir: Path, out: Path, store: Store, found: Standing, rows: _Rows) -> dict[str, Any]:
+def _manifest(owner: Owner, out: Path, store: Store, found: Standing, rows: _Rows) -> dict[str, Any]:
     sections = found.sections
     origins = store.samplers()
     return {
         "format_version": FORMAT_VERSION,
         "corpus": out.name,
-        "run": run_dir.resolve().name,
+        **owner.words,
         "rows": rows.rows,
         "bytes": rows.size,
         "sha256": rows.digest.hexdigest(),

@@ -19,7 +19,7 @@ import msgspec
 
 from rft.advantages import Advantage, advantages, has_signal
 from rft.config import RftSections
-from rft.owned_file import check_target, claimed
+from rft.owned_file import Owner, check_target, claimed
 from rft.store import Origin, Store, StoredSample
 from rft.tasks.task import Task
 from rft.verifiers.verdict import Outcome
@@ -296,17 +296,17 @@ def write_groups(
 
     Raises InputError when there is nothing to write or ``out`` is something else; OSError.
     """
-    run_dir = store.path.parent
+    owner = Owner(store.path.parent, store.run_id)
     manifest_path = out.with_name(f"{out.name}{MANIFEST_SUFFIX}")
-    check_target(out, manifest_path, run_dir, "rollouts_file")
+    check_target(out, manifest_path, owner, "rollouts_file")
     counts = Counts()
     found = _not_empty(rollouts(store, sections, prompt_ids, template_hash, counts), counts)
-    with claimed(out, manifest_path, run_dir, "rollouts_file"):
+    with claimed(out, manifest_path, owner, "rollouts_file"):
         (write_parquet if sections.groups.format == "parquet" else write_jsonl)(out, found)
     manifest = {
         "format_version": FORMAT_VERSION,
         "rollouts_file": out.name,
-        "run": run_dir.resolve().name,
+        **owner.words,
         "format": sections.groups.format,
         "advantage": sections.groups.advantage,
         "groups": counts.groups,

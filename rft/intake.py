@@ -9,15 +9,19 @@ from contextlib import ExitStack
 from itertools import islice
 
 from rft.config import JudgeSection, RftSections
+from rft.diversity import Distinct, answer_key
 from rft.gold import State, check_gold
 from rft.judging import JudgesBrokenError, verifier_of
 from rft.store import Store
 from rft.tasks.task import Task
+from rft.verifiers.cache import CachedVerifier
+from rft.verifiers.verdict import Outcome
 from rft.verifiers.verifier import Verifier, VerifierUnusableError
 from trainer.errors import ConfigurationError, DataProblemError
 
 CHUNK = 500
 CHECKED = "tasks_checked"
+DISTINCT = "distinct"
 
 BuildVerifier = Callable[[str, Mapping[str, object], JudgeSection], Verifier]
 Beat = Callable[[], None]
@@ -90,6 +94,29 @@ def open_verifiers(verifiers: Mapping[tuple[str, str], Verifier], stack: ExitSta
             verifier.open()
         except VerifierUnusableError as error:
             raise ConfigurationError(str(error)) from None
+
+
+def compare_by(store: Store, distinct: Distinct, beat: Beat) -> str | None:
+    """See to it that all accepted answers are compared in this way; a sentence when they were in another. Call it
+    inside a batch."""
+    before = store.recall(DISTINCT)
+    store.remember(DISTINCT, distinct)
+    if before is None or before == distinct:
+        return None
+    count = 0
+    for number, _, states in store.each_states():
+        if any(state.outcome == Outcome.ACCEPTED for state in states):
+            for index, text in store.accepted_texts(number):
+                store.set_key(number, index, answer_key(text, distinct))
+                count += 1
+            beat()
+    return f"corpus.distinct changed from {before} to {distinct}; {count} accepted answers are compared anew"
+
+
+def news_of(verifiers: Iterable[Verifier]) -> list[str]:
+    """What the caches of verdicts have to say since this was last asked, such as that one was damaged."""
+    caches = {id(each): each for each in verifiers if isinstance(each, CachedVerifier)}
+    return [note for cache in caches.values() for note in cache.news()]
 
 
 def check_tasks(store: Store, verifiers: Mapping[tuple[str, str], Verifier], workers: int, beat: Beat) -> None:

@@ -15,6 +15,7 @@ from trainer.base_names import absolute_base
 from trainer.job import base_problems, file_problems
 
 ADAPTER_FILE = "adapter_config.json"
+TEMPLATE_FILES = ("template.json", "chat_template.jinja")
 
 
 def halve_sequences(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Relief | None:
@@ -65,6 +66,7 @@ class RftKind:
                     update={
                         "model": absolute_base(sampler.model, base) if local else sampler.model,
                         "adapter": adapter,
+                        "template_of": absolute(sampler.template_of),
                         "chat_template": absolute(sampler.chat_template),
                         "api_key_file": absolute(sampler.api_key_file),
                         "python": python,
@@ -83,6 +85,11 @@ class RftKind:
             *_verifier_problems(sections),
             *task_problems(sections.tasks),
         ]
+
+    def device(self, sections: BaseModel) -> str:
+        """cuda, cpu or auto: where samples are drawn; another server's are drawn elsewhere."""
+        assert isinstance(sections, RftSections)
+        return "cpu" if sections.sampler.type == "openai" else sections.sampler.device
 
     def command(self, sections: BaseModel) -> list[str]:
         # -P: an rft.py in the user's current folder must not shadow the real one.
@@ -109,6 +116,9 @@ def _bench(name: str, base: Path) -> str:
 
 def _sampler_problems(sampler: SamplerSection) -> Iterator[Problem]:
     yield from file_problems("sampler.chat_template", sampler.chat_template)
+    if sampler.template_of is not None:
+        for name in TEMPLATE_FILES:
+            yield from file_problems("sampler.template_of", str(Path(sampler.template_of) / name))
     if sampler.adapter is not None and not (Path(sampler.adapter.path) / ADAPTER_FILE).is_file():
         message = f"{sampler.adapter.path} holds no adapter (no {ADAPTER_FILE})"
         yield Problem("sampler.adapter.path", message, "Name the folder of a checkpoint, such as runs/NAME/final.")

@@ -8,13 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.problems import InputError
 from supervisor.protocol.atomic import write_atomic
 
 
-def check_target(out: Path, manifest_path: Path, run_dir: Path, key: str) -> None:
+@dataclass(frozen=True)
+class Owner:
+    """A run: its folder, and what no other run has, whatever their folders are called."""
+
+    run_dir: Path
+    number: str
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What a manifest says about it."""
+        return {"run": self.run_dir.resolve().name, "run_id": self.number}
+
+
+def check_target(out: Path, manifest_path: Path, owner: Owner, key: str) -> None:
     """Raises InputError when ``out`` cannot be written or is not this run's. The manifest names it under ``key``."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file, such as {out / 'corpus.jsonl'}.")
@@ -24,19 +38,19 @@ def check_target(out: Path, manifest_path: Path, run_dir: Path, key: str) -> Non
         return
     try:
         manifest = json.loads(manifest_path.read_bytes())
-        ours = manifest.get("run") == run_dir.resolve().name and manifest.get(key) == out.name
+        ours = manifest.get("run_id") == owner.number and manifest.get(key) == out.name
     except (FileNotFoundError, ValueError, AttributeError):
         ours = False
     if not ours:
-        raise InputError(f"{out} exists and was not written from {run_dir}, so it stays. Name another file.")
+        raise InputError(f"{out} exists and was not written from {owner.run_dir}, so it stays. Name another file.")
 
 
 @contextmanager
-def claimed(out: Path, manifest_path: Path, run_dir: Path, key: str) -> Iterator[None]:
+def claimed(out: Path, manifest_path: Path, owner: Owner, key: str) -> Iterator[None]:
     """While the file is written: killed before its own manifest is there, it is still known as the run's."""
     fresh = not manifest_path.exists()
     if fresh:
-        claim = {key: out.name, "run": run_dir.resolve().name, "unfinished": True}
+        claim = {key: out.name, **owner.words, "unfinished": True}
         write_atomic(manifest_path, json.dumps(claim).encode() + b"\n")
     try:
         yield

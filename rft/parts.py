@@ -23,6 +23,13 @@ def load_tasks(sections: RftSections, report: LoadReport | None = None) -> Itera
     return load(sections.tasks, sections.seed, report)
 
 
+def load_every_task(sections: RftSections, report: LoadReport | None = None) -> Iterator[Task]:
+    """Repeated ones as well: those of a bench."""
+    from rft.tasks.load import load_tasks as load
+
+    return load(sections.tasks, sections.seed, report, keep_repeated=True)
+
+
 def build_verifier(name: str, settings: Mapping[str, object], judge: JudgeSection) -> Verifier:
     """With the user's cache of verdicts around it, unless the job does without."""
     from rft.verifiers.registry import build

@@ -34,9 +34,12 @@ class Progress:
     def news(self, tokens: int) -> None:
         """Something arrived or was judged; ``tokens`` were sampled for it."""
         self.tokens += tokens
-        self._reporter.beat(self._scheduler.settled, self._scheduler.bound)
+        self.alive()
         if time.monotonic() - self._said >= EVERY_SECONDS:
             self.say()
+
+    def alive(self) -> None:
+        self._reporter.beat(self._scheduler.settled, self._scheduler.bound)
 
     def say(self) -> None:
         scheduler = self._scheduler

@@ -7,8 +7,8 @@ while the judges are behind, and what is in memory is what is on its way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from rft.intake import (
     BuildVerifier,
     build_verifiers,
     check_tasks,
+    compare_by,
+    news_of,
     open_verifiers,
     take_in,
     take_in_again,
@@ -49,6 +51,8 @@ from trainer.reporting import Reporter
 WAIT_SECONDS = 0.1
 """How long a turn waits for news from the sampler, and so how late a verdict may be noticed."""
 BACKLOG_PER_WORKER = 8
+NOTE_SECONDS = 10.0
+"""How often the time that was spent is stored when nothing else is."""
 GRACE_SHARE = 0.4
 """Of the time to stop in, the part for samples that are on their way; the rest is for ending sampler and judges."""
 
@@ -63,6 +67,9 @@ class Parts:
     render: Callable[[SamplerSection], Render]
     remember_speed: Callable[[SamplerSection, int, int, float], None]
     """``(sampler, tokens, samples, seconds)`` of an attempt."""
+    enough: Callable[[Store, int], str | None] = lambda store, done_tasks: None
+    """Why nothing more need be sampled, asked before the first sample and whenever tasks are done; None while more is
+    needed."""
 
 
 class SamplerGoneError(TrainerError):
@@ -90,13 +97,14 @@ def run_attempt(
             most, render = sections.sampling.samples_per_task, parts.render(sections.sampler)
             scheduler = Scheduler(store, sections.budget, most, sections.seed, render)
             reporter.beat(scheduler.settled, scheduler.bound)
-            job = _Job(sections, spec, reporter, store, scheduler, grace_seconds)
+            job = _Job(sections, spec, reporter, store, scheduler, grace_seconds, verifiers.values())
             if scheduler.complete:
                 reporter.enter(Phase.FINISHED)
                 return job.report()
             judges = Judges(judges_at_a_time(sections.judge), verifier_of(verifiers), sections.corpus.distinct)
             stack.callback(judges.close)
-            report = job.run(_start(sections, spec, reporter, store, parts, stack), judges)
+            with job.clock():
+                report = job.run(_start(sections, spec, reporter, store, parts, stack), judges, parts.enough)
             parts.remember_speed(sections.sampler, *job.measured)
             return report
         except InputError as error:
@@ -135,6 +143,7 @@ def _prepare(
     with store.batch():
         identity = take_in(store, parts.load_tasks(sections, loaded), reporter.beat)
         said = check_identity(store, {**identity, **sampling_identity(sampling, sections.seed)}, spec.accepted_changes)
+        anew = compare_by(store, sections.corpus.distinct, reporter.beat)
         if "tasks" in said:
             take_in_again(store, parts.load_tasks(sections, LoadReport()), reporter.beat)
     verifiers = build_verifiers(store, sections, parts.build_verifier)
@@ -142,7 +151,7 @@ def _prepare(
     versions = {key: verifier.version for key, verifier in verifiers.items()}
     with store.batch():
         said |= check_identity(store, verifiers_identity(versions), spec.accepted_changes)
-    for sentence in said.values():
+    for sentence in [*said.values(), *([anew] if anew else [])]:
         reporter.event("change_accepted", sentence)
     counts = store.task_counts()
     reporter.event(
@@ -171,7 +180,7 @@ def _start(
     )
     stack.callback(sampler.close)
     began = time.monotonic()
-    identity = sampler.start()
+    identity = sampler.start(reporter.beat)
     with store.batch():
         said = check_identity(store, model_identity(identity), spec.accepted_changes)
         origin = store.origin_number(Origin(identity, sampling_of(sections.sampling)))
@@ -202,24 +211,39 @@ class _Job:
         store: Store,
         scheduler: Scheduler,
         grace: float,
+        verifiers: Collection[Verifier],
     ) -> None:
+        self._verifiers = verifiers
         self._sections, self._spec, self._reporter = sections, spec, reporter
         self._store, self._scheduler, self._grace = store, scheduler, grace
         totals, seconds = store.totals(), store.seconds()
         self._prompt_tokens, self._tokens = totals.prompt_tokens, totals.completion_tokens
         self._earlier = sum(seconds.values()) - seconds.get(spec.attempt, 0.0)
         self._before = seconds.get(spec.attempt, 0.0)
-        self._began = time.monotonic()
+        self._began = self._sampling_since = self._noted = time.monotonic()
         self._unwanted = 0
         self._tokens_before, self._settled_before = self._tokens, scheduler.settled
 
     @property
     def measured(self) -> tuple[int, int, float]:
-        """Tokens, samples and seconds of this attempt."""
-        seconds = time.monotonic() - self._began
+        """Tokens, samples and seconds of this attempt, without the first loading."""
+        seconds = time.monotonic() - self._sampling_since
         return self._tokens - self._tokens_before, self._scheduler.settled - self._settled_before, seconds
 
-    def run(self, started: tuple[Sampler, int], judges: Judges) -> ExitReport:
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """The sampler is up from here on, loading included; its seconds are stored however that ends."""
+        self._began = time.monotonic()
+        try:
+            yield
+        except (TrainerError, SamplerLostError, SamplerUnusableError, JudgesBrokenError):
+            self._note_seconds()
+            raise
+        self._note_seconds()
+
+    def run(
+        self, started: tuple[Sampler, int], judges: Judges, enough: Callable[[Store, int], str | None]
+    ) -> ExitReport:
         sampler, origin = started
         reporter, scheduler = self._reporter, self._scheduler
         reporter.event(
@@ -230,28 +254,36 @@ class _Job:
             tasks_done=scheduler.done_tasks,
         )
         reporter.enter(Phase.TRAINING)
-        self._began = time.monotonic()
+        self._sampling_since = time.monotonic()
         progress = Progress(reporter, scheduler, self._tokens)
-        capped, deadline = None, None
+        capped, deadline, looked = None, None, -1
         while not scheduler.complete:
             if capped is None:
                 capped = exceeded(self._sections.spend, self._spent())
                 if capped:
                     reporter.event("spend_cap", f"{capped}; what is on its way is still taken, then the job ends")
+            if capped is None and scheduler.done_tasks > looked:
+                looked = scheduler.done_tasks
+                capped = enough(self._store, looked)
+                if capped:
+                    reporter.event("enough", f"{capped}; what is on its way is still taken, then the job ends")
             if reporter.stop_requested and deadline is None:
                 deadline = time.monotonic() + GRACE_SHARE * self._grace
             asking = capped is None and deadline is None
             if not asking and scheduler.idle:
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and (time.monotonic() >= deadline or not self._to_come(sampler)):
                 break
             self._turn(sampler, origin, judges, progress, asking)
         progress.say()
-        self._note_seconds()
         if not scheduler.complete and deadline is not None:
             raise StopRequestedError(self._interrupted())
         reporter.enter(Phase.FINISHED)
         return self.report(capped)
+
+    def _to_come(self, sampler: Sampler) -> bool:
+        """Whether anything is worth waiting for when the job is asked to stop: a sampler that loads gives nothing."""
+        return not sampler.loading or self._scheduler.at_judge > 0
 
     def _turn(self, sampler: Sampler, origin: int, judges: Judges, progress: Progress, asking: bool) -> None:
         scheduler = self._scheduler
@@ -264,15 +296,21 @@ class _Job:
             text = self._store.text(item.task, item.index)
             judges.give(item.task, scheduler.task(item.task), item.index, text, item.tries)
         got = sampler.wait(WAIT_SECONDS) if scheduler.in_flight else []
+        self._tell_of_caches()
         judged = judges.take(0.0 if scheduler.in_flight or got else WAIT_SECONDS)
         claimed = [found for found in map(scheduler.claim, got) if found is not None]
         self._say_unwanted(len(got) - len(claimed))
+        if sampler.loading:  # one that is silent otherwise must be seen to be
+            progress.alive()
         if not claimed and not judged:
+            if time.monotonic() - self._noted > NOTE_SECONDS:
+                self._note_seconds()
             return
         with self._store.batch():
             stored = self._store.add(claimed, origin, self._spec.attempt)
             self._store.add_verdicts(judged)
             self._store.add_seconds(self._spec.attempt, self._seconds())
+        self._noted = time.monotonic()
         completions = [each.got for each in stored if isinstance(each.got, Completion)]
         tokens = sum(each.completion_tokens for each in completions)
         self._tokens += tokens
@@ -280,6 +318,10 @@ class _Job:
         scheduler.arrived(stored)
         scheduler.judged(judged)
         progress.news(tokens)
+
+    def _tell_of_caches(self) -> None:
+        for note in news_of(self._verifiers):
+            self._reporter.warn(note)
 
     def _say_unwanted(self, count: int) -> None:
         if count and not self._unwanted:
@@ -292,6 +334,7 @@ class _Job:
     def _note_seconds(self) -> None:
         with self._store.batch():
             self._store.add_seconds(self._spec.attempt, self._seconds())
+        self._noted = time.monotonic()
 
     def _spent(self) -> Spent:
         return Spent(self._prompt_tokens, self._tokens, (self._earlier + self._seconds()) / 3600)

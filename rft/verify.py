@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,18 +97,10 @@ def verify(request: Request) -> bool:
     _check_out(request)
     section = None if request.verifier is None else read_verifier(request.verifier)
     tasks = _tasks(request.tasks, section)
-    _check_rows(request.candidates, tasks)
-    judge = JudgeSection(isolation="none" if request.isolation == "none" else "bubblewrap", workers=request.workers)
     with ExitStack() as stack:
-        verifiers = _open(request, tasks, section, judge, stack)
-        _check_judged(request.candidates, tasks, verifiers)
+        judged = judged_rows(request, tasks, stack, section)
         write = _writer(request, stack)
         summary, began = Summary(), time.monotonic()
-        judged = in_order(
-            _candidates(request.candidates, tasks),
-            lambda one: patient(verifiers[one.task.check.verifier], one.task, one.completion),
-            judges_at_a_time(judge),
-        )
         for candidate, verdict in judged:
             summary.add(verdict)
             write(candidate, verdict)
@@ -116,6 +108,24 @@ def verify(request: Request) -> bool:
         for line in summary.lines(time.monotonic() - began):
             out.write(f"{line}\n")
     return not summary.outcomes[Outcome.ERROR]
+
+
+def judged_rows(
+    request: Request, tasks: Mapping[str, Task], stack: ExitStack, section: VerifierSection | None = None
+) -> Iterator[tuple[Candidate, Verdict]]:
+    """Every row of ``request.candidates`` with its verdict, in their order; all is read and checked before the first.
+
+    ``tasks`` as of :func:`tasks_by_id`; ``stack`` ends the verifiers. Raises InputError.
+    """
+    _check_rows(request.candidates, tasks)
+    judge = JudgeSection(isolation="none" if request.isolation == "none" else "bubblewrap", workers=request.workers)
+    verifiers = _open(request, tasks, section, judge, stack)
+    _check_judged(request.candidates, tasks, verifiers)
+    return in_order(
+        _candidates(request.candidates, tasks),
+        lambda one: patient(verifiers[one.task.check.verifier], one.task, one.completion),
+        judges_at_a_time(judge),
+    )
 
 
 def read_verifier(path: Path) -> VerifierSection:
@@ -142,14 +152,20 @@ def _placed(problem: Problem, path: Path, lines: Mapping[str, int]) -> Problem:
 
 
 def _tasks(name: str, section: VerifierSection | None) -> dict[str, Task]:
-    """Tasks by id; also by their id in the bench alone, as those who made the completions know it."""
     from rft.tasks.bench import bench_tasks
 
+    tasks: Iterable[Task] = bench_tasks(name)
+    if section is not None:
+        tasks = (msgspec.structs.replace(task, check=Check(section.name, task.check.data)) for task in tasks)
+    return tasks_by_id(tasks, name)
+
+
+def tasks_by_id(tasks: Iterable[Task], name: str) -> dict[str, Task]:
+    """Tasks by id; also by their id in the bench alone, as those who made the completions know it. ``name``: the
+    bench's. Raises InputError."""
     found: dict[str, Task] = {}
     short: dict[str, Task] = {}
-    for task in bench_tasks(name):
-        if section is not None:
-            task = msgspec.structs.replace(task, check=Check(section.name, task.check.data))
+    for task in tasks:
         if task.id in found:
             raise InputError(f"{task.file}:{task.line}: the task {task.id} stands twice. Give each task its own id.")
         found[task.id] = short[task.id.partition("/")[2]] = task

@@ -15,6 +15,9 @@ from supervisor.protocol.manifest import MANIFEST_NAME, Fault, Manifest, read_ma
 from supervisor.protocol.paths import RunPaths, checkpoint_name, checkpoint_step
 from supervisor.sensors.disk import tree_bytes
 
+MOST_READERS = 4
+"""Checkpoints that are verified at a time: more would only make a disk seek."""
+
 
 @dataclass(frozen=True)
 class CheckpointInfo:
@@ -68,8 +71,11 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
 
 
 def inspect_lineage(directory: Path) -> list[CheckpointInfo]:
-    """All checkpoints of one lineage, verified, oldest step first."""
-    return [inspect_checkpoint(path) for path in checkpoint_folders(directory)]
+    """All checkpoints of one lineage, verified, oldest step first. Every core reads some: a crash waits for this."""
+    from concurrent.futures import ThreadPoolExecutor  # takes a while to import, and most commands verify nothing
+
+    with ThreadPoolExecutor(min(MOST_READERS, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(inspect_checkpoint, checkpoint_folders(directory)))
 
 
 def best_checkpoint(infos: Sequence[CheckpointInfo]) -> CheckpointInfo | None:

@@ -8,6 +8,7 @@ paragraph on standard error and an exit code, never in a traceback.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -15,11 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.command_line import Parser, give_examples
+from supervisor.examples import EXAMPLES
 from supervisor.problems import InputError
 
 if TYPE_CHECKING:
     from supervisor.config import LoadedConfig
     from supervisor.state import Outcome
+    from supervisor.view.screen import View
+    from supervisor.view.steering import OwnRun
 
 EXIT_COMPLETED = 0
 EXIT_GAVE_UP = 1
@@ -63,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     from supervisor.state import Outcome
     from supervisor.supervise import RunRequest, supervise
     from supervisor.view.screen import open_view
+    from supervisor.view.steering import OwnRun
 
     request = RunRequest(
         config,
@@ -72,8 +78,14 @@ def run(options: argparse.Namespace) -> int:
         options.authorize_hours,
         options.force_overfit,
     )
-    with open_view(directory, live=not options.no_live) as on_tick:
-        outcome = supervise(request, on_tick)
+    own = OwnRun()
+    with open_view(directory, live=not options.no_live, steering=own) as view:
+        outcome = supervise(request, view)
+        while outcome is Outcome.STOPPED and own.paused and _goes_on(own, view):
+            outcome = supervise(RunRequest(None, directory, options.max_attempts), view)
+    _leave_report(directory)
+    if outcome is Outcome.COMPLETED:
+        outcome = _judge(config, directory)
     try:
         _say_outcome(directory, outcome)
     except OSError:  # nobody is reading; the exit code still tells
@@ -86,15 +98,54 @@ def run(options: argparse.Namespace) -> int:
     return codes.get(outcome, EXIT_GAVE_UP)
 
 
+def _goes_on(own: OwnRun, view: View) -> bool:
+    """Wait while the run is paused: True when it is to go on, False when it is to end here."""
+    from supervisor.process.signals import SignalQueue
+
+    own.at_rest = True
+    with SignalQueue() as signals:
+        while own.paused:
+            view()
+            if view.left or own.ended or signals.take():
+                return False
+            view.wait(0.5)
+    return True
+
+
+def _judge(config: LoadedConfig | None, directory: Path) -> Outcome:
+    """The outcome of a completed run after its gates, if it has any: stopped when they were."""
+    from supervisor.config import load_config
+    from supervisor.state import Outcome
+
+    own = (config or load_config(directory / "run.yaml", preflight=False)).own
+    if not own.gates:
+        return Outcome.COMPLETED
+    from supervisor.gates import run_gates
+
+    judged = run_gates(directory, own.gates, own.notify)
+    _leave_report(directory)
+    return Outcome.COMPLETED if judged else Outcome.STOPPED
+
+
+def _leave_report(directory: Path) -> None:
+    """RUN/report.html. What the run came to stands whether there is a page about it or not."""
+    from supervisor.protocol.events import EventLog
+    from supervisor.protocol.paths import RunPaths
+    from supervisor.report import write_report
+
+    try:
+        write_report(directory)
+    except (InputError, OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            EventLog(RunPaths(directory).events, "supervisor").append("warning", f"no report was written: {error}")
+
+
 def status(options: argparse.Namespace) -> int:
     """Say how a run stands."""
-    from supervisor.status import newest_run, read_status, render_status
+    from supervisor.daemon.control.run_commands import render, status_of
 
-    directory = options.run_dir or newest_run(RUNS)
-    if directory is None:
-        raise InputError(f"There are no runs under {RUNS}/ here. Name the run's folder.")
-    found = read_status(directory)
-    _print_json(found) if options.as_json else print(render_status(found))
+    found = status_of(options.run)
+    _print_json(found) if options.as_json else print(render(found))
     return 0
 
 
@@ -147,9 +198,40 @@ def schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser(first: list[str]) -> argparse.ArgumentParser:
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is missing on this machine; 1 when a check failed."""
+    from supervisor.doctor import Verdict, examine, render
+
+    checks = examine(RUNS)
+    _print_json([check.plain() for check in checks]) if options.as_json else print(render(checks))
+    return EXIT_GAVE_UP if any(check.verdict is Verdict.FAIL for check in checks) else 0
+
+
+def metrics(options: argparse.Namespace) -> int:
+    """Print the metrics of the runs in a folder, or leave them to the node exporter."""
+    from supervisor.metrics import MetricsSource, write_textfile
+
+    text = MetricsSource(options.runs).text()
+    if options.out is None:
+        print(text, end="")
+    else:
+        write_textfile(options.out, text)
+    return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print a script that completes `mens-sup` in a shell."""
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("shtab, which writes the script, is not installed. pip install shtab") from None
+    print(shtab.complete(_parser([]), shell=options.shell))
+    return 0
+
+
+def _parser(first: list[str]) -> Parser:
     """The parser; ``first`` is the first argument: the commands of other packages are imported only when needed."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mens-sup",
         description="Fine-tuning that finishes by itself: launch, watch, diagnose, relieve, relaunch.",
         allow_abbrev=False,
@@ -188,7 +270,7 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
     to_status = _command(commands, "status", status, "say how a run stands")
     to_status.add_argument(
-        "run_dir", metavar="RUN_DIR", type=Path, nargs="?", help="a run's folder (the newest under runs/)"
+        "run", metavar="RUN", nargs="?", help="a run's folder, or its id or name in the daemon's queue (the newest)"
     )
     _add_json(to_status)
 
@@ -218,27 +300,47 @@ def _parser(first: list[str]) -> argparse.ArgumentParser:
 
     to_schema = _command(commands, "schema", schema, "print the JSON schema of a configuration, for editors")
     to_schema.add_argument("--kind", default="sft", help="kind of job (sft, command)")
+
+    to_doctor = _command(commands, "doctor", doctor, "say what is missing on this machine, and how to get it")
+    to_doctor.description = (
+        "Look at Python, GPU and driver, torch and bitsandbytes, memory, disk, control group, systemd, the sandbox and "
+        "the environment of vLLM. Each line is ok, warn or FAIL, with a remedy. Exit code 1 when a check failed."
+    )
+    _add_json(to_doctor)
+
+    to_measure = _command(commands, "metrics", metrics, "print metrics of runs in Prometheus' text format")
+    to_measure.add_argument("--runs", metavar="DIR", type=Path, default=RUNS, help="where the runs lie (runs)")
+    to_measure.add_argument(
+        "--out", metavar="FILE", type=Path, help="replace FILE.prom instead, for the node exporter's textfile collector"
+    )
+
+    to_complete = _command(commands, "completion", completion, "print a script that completes mens-sup in a shell")
+    to_complete.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    from supervisor.daemon.control.commands import add_commands
+
+    add_commands(lambda name, what: _parser_of(commands, name, what))
+    give_examples(parser, EXAMPLES)
     if first and first[0] in commands.choices:
         return parser
     from supervisor.subcommands import load_subcommand, subcommand_names
 
     for name in subcommand_names():
         subcommand = load_subcommand(name)
-        subcommand.add_arguments(_parser_of(commands, name, subcommand.help))
+        added = _parser_of(commands, name, subcommand.help)
+        subcommand.add_arguments(added)
+        give_examples(added, {**subcommand.examples, "": EXAMPLES.get(name, subcommand.examples.get("", ""))})
     return parser
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, action: object, what: str
-) -> argparse.ArgumentParser:
+    commands: argparse._SubParsersAction[Parser], name: str, action: object, what: str
+) -> Parser:
     parser = _parser_of(commands, name, what)
     parser.set_defaults(command=action)
     return parser
 
 
-def _parser_of(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
-) -> argparse.ArgumentParser:
+def _parser_of(commands: argparse._SubParsersAction[Parser], name: str, what: str) -> Parser:
     return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
 
 

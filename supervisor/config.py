@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import importlib.util
 import json
 import os
 import re
@@ -21,9 +22,20 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from supervisor.config_errors import problems_of, show, suggest
 from supervisor.config_ladder import fit_ladder
-from supervisor.config_sections import NAME_PATTERN, SupervisorSections
-from supervisor.jobs import JobKind, Patch, Problem, SeveralProcesses, UnknownKindError, keeps_own_state, load_kind
+from supervisor.config_sections import NAME_PATTERN, NotifySettings, SupervisorSections
+from supervisor.jobs import (
+    JobKind,
+    Patch,
+    Problem,
+    SeveralProcesses,
+    UnknownKindError,
+    has_adapter,
+    keeps_own_state,
+    load_kind,
+)
 from supervisor.problems import ConfigError, render_problems
+from supervisor.secret_file import read_addresses
+from supervisor.subcommands import subcommand_names
 from supervisor.yaml_source import parse_yaml_value, read_yaml
 
 __all__ = [
@@ -47,12 +59,14 @@ M = TypeVar("M", bound=BaseModel)
 
 OPERATIONAL = frozenset({
     "limits", "relief", "notify", "name", "checkpoint.keep", "checkpoint.snapshot",
-    "launch.python", "launch.env", "launch.standby",
+    "launch.python", "launch.env", "launch.standby", "gates",
 })  # fmt: skip
 """Keys that may change freely when a run directory is continued; nothing learnt depends on them. It does on how many
 processes train, and on how they share the work."""
 
 _SET_PREFIX = "--set "
+JUDGE = "eval"
+"""The command that judges gates, of another package."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,12 @@ def load_document(document: Mapping[str, Any], kind: JobKind | None = None, sour
 
 def check_preflight(config: LoadedConfig) -> None:
     """Raise ConfigError when something that the configuration names would fail the first attempt."""
-    problems = [*_launch_problems(config.own), *_process_problems(config), *config.kind.preflight(config.sections)]
+    problems = [
+        *_launch_problems(config.own),
+        *_gate_problems(config),
+        *_process_problems(config),
+        *config.kind.preflight(config.sections),
+    ]
     if problems:
         raise _config_error(problems, config.lines)
 
@@ -259,12 +278,34 @@ def _schema_problems(model: type[BaseModel], data: Mapping[str, Any]) -> list[Pr
 
 
 def _resolve_own(own: SupervisorSections, base: Path) -> SupervisorSections:
+    own = own.model_copy(update={"notify": _resolve_notify(own.notify, base)})
+    gates = tuple(os.path.normpath(base / Path(gate).expanduser()) for gate in own.gates)
+    own = own.model_copy(update={"gates": gates})
     python = own.launch.python
     if python is None or os.sep not in python:
         return own
     # not Path.resolve(): a virtual environment's interpreter is a link that must stay one
     absolute = os.path.normpath(base / Path(python).expanduser())
     return own.model_copy(update={"launch": own.launch.model_copy(update={"python": absolute})})
+
+
+def _resolve_notify(notify: NotifySettings, base: Path) -> NotifySettings:
+    given = {"urls_file": notify.urls_file, "ping_file": notify.ping_file}
+    return notify.model_copy(
+        update={key: os.path.normpath(base / Path(file).expanduser()) for key, file in given.items() if file}
+    )
+
+
+def _notify_problems(notify: NotifySettings) -> list[Problem]:
+    problems = []
+    for key, file in (("notify.urls_file", notify.urls_file), ("notify.ping_file", notify.ping_file)):
+        if file is not None and isinstance(found := read_addresses(Path(file)), str):
+            remedy = f"chmod o-r {file}" if "by everybody" in found else "Write one address a line into it."
+            problems.append(Problem(key, f"{key}: {found}", remedy))
+    if notify.urls_file is not None and importlib.util.find_spec("apprise") is None:
+        message = "notify.urls_file: apprise is not installed"
+        problems.append(Problem("notify.urls_file", message, "pip install 'mens-supervisor[notify]'"))
+    return problems
 
 
 def _launch_problems(own: SupervisorSections) -> list[Problem]:
@@ -275,6 +316,21 @@ def _launch_problems(own: SupervisorSections) -> list[Problem]:
     if own.notify.command and shutil.which(own.notify.command[0]) is None:
         message = f"notify.command: {own.notify.command[0]} is no program that can be run"
         problems.append(Problem("notify.command", message, "Install it or give its path."))
+    return [*problems, *_notify_problems(own.notify)]
+
+
+def _gate_problems(config: LoadedConfig) -> list[Problem]:
+    problems = []
+    for index, gate in enumerate(config.own.gates):
+        if not Path(gate).is_file():
+            message = f"gates: {gate} does not exist or is not a file"
+            problems.append(Problem(f"gates.{index}", message, "Give the path of a gate's file."))
+    if config.own.gates and not has_adapter(config.kind):
+        message = f"gates judge an adapter, and a run of kind {config.kind.name} trains none"
+        problems.append(Problem("gates", message, "Remove the key; judge by hand with `mens-sup eval gate`."))
+    elif config.own.gates and JUDGE not in subcommand_names():
+        message = f"gates are judged by `mens-sup {JUDGE}`, which is not installed"
+        problems.append(Problem("gates", message, "Reinstall mens-supervisor, or remove the key."))
     return problems
 
 

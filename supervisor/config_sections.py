@@ -144,19 +144,24 @@ class CheckpointSettings(Section):
 
 
 class NotifySettings(Section):
-    """Tell somebody how a run ended."""
+    """Tell somebody how a run goes and how it ended."""
 
     command: tuple[str, ...] = ()
-    """A program and its arguments; it gets the event as JSON on its standard input. Empty: nobody is told."""
-    on: tuple[Literal["completed", "gave_up", "stopped", "degraded", "time_wall"], ...] = (
-        "completed",
-        "gave_up",
-        "stopped",
-        "degraded",
-        "time_wall",
-    )
-    """Which events are told: outcomes, `degraded` for each relief that isn't lossless, and `time_wall` when it shows
-    that the run will not end within limits.max_hours."""
+    """A program and its arguments; it gets the event as JSON on its standard input. Empty: none is started."""
+    urls_file: str | None = None
+    """A file with addresses of services (mail, chat, push, ...), one a line, as apprise writes them; they are secrets:
+    the file must not be readable by everybody."""
+    on: tuple[
+        Literal["completed", "gave_up", "stopped", "degraded", "time_wall", "disk_forecast", "gate"], ...
+    ] = ("completed", "gave_up", "stopped", "degraded", "time_wall", "disk_forecast", "gate")
+    """Which events are told: outcomes, `degraded` for each relief that isn't lossless, `time_wall` when it shows that
+    the run will not end within limits.max_hours, `disk_forecast` when a disk will be full within hours, `gate` for the
+    result of each gate."""
+    ping_file: str | None = None
+    """A file with the address (http, https) of a dead man's switch, called every ping_minutes while the supervisor is
+    at work: it raises the alarm when the calls stop. A secret like those of urls_file."""
+    ping_minutes: float = Field(5.0, ge=0.1)
+    """Minutes between two calls of the dead man's switch."""
 
 
 Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -193,3 +198,5 @@ class SupervisorSections(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     notify: NotifySettings = NotifySettings()
     launch: LaunchSettings = LaunchSettings()
+    gates: tuple[Argument, ...] = ()
+    """Gate files that judge the best checkpoint when the run has completed; see `mens-sup eval gates`."""

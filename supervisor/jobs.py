@@ -142,6 +142,11 @@ def has_standby(kind: JobKind) -> bool:
     return bool(getattr(kind, "standby", False))
 
 
+def has_adapter(kind: JobKind) -> bool:
+    """Whether the kind's checkpoints are adapters that a gate can judge; it says so by ``adapter``."""
+    return bool(getattr(kind, "adapter", False))
+
+
 def keeps_own_state(kind: JobKind) -> bool:
     """Whether the kind's program keeps what it has done in the run directory itself, safe from a kill at any moment.
 
@@ -184,6 +189,12 @@ class Forecasts(Protocol):
 
     def speed_key(self, sections: BaseModel) -> str:
         """Equal for runs whose processes train about as many tokens per second on one machine."""
+
+
+def wanted_device(kind: JobKind, sections: BaseModel) -> str:
+    """cuda, cpu, or auto for a GPU where there is one; auto as well for a kind that has no method ``device``."""
+    device = getattr(kind, "device", None)
+    return "auto" if device is None else str(device(sections))
 
 
 class UnknownKindError(Exception):

@@ -69,6 +69,9 @@ class RunState(msgspec.Struct, kw_only=True):
     step: int = 0
     planned_steps: int = 0
     tokens_seen: int = 0
+    loss: float | None = None
+    """The newest training loss and evaluation loss, for lists of runs: nobody has to read the log for them."""
+    eval_loss: float | None = None
     last_checkpoint: str | None = None
     best_checkpoint: str | None = None
     relief: list[ReliefTaken] = []

@@ -74,6 +74,8 @@ def render_status(status: dict[str, Any]) -> str:
     lines.append(("checkpoint", f"{status['last_checkpoint'] or 'none'}, best {status['best_checkpoint'] or 'none'}"))
     for taken in status["relief"]:
         lines.append(("relief", f"{taken['rung']} before attempt {taken['attempt']}: {taken['price']}"))
+    for found in status["gates"].values():
+        lines.append(("gate", found["message"]))
     if (failure := status["last_failure"]) is not None:
         where = f"attempt {failure['attempt']}, step {failure['step']}"
         lines.append(("last failure", f"{failure['kind']} ({where}): {failure['message']}"))
@@ -113,6 +115,10 @@ def _plain(view: RunView, state: RunState) -> dict[str, Any]:
         "failures": len(state.failures),
         "last_failure": msgspec.to_builtins(state.failures[-1]) if state.failures else None,
         "explanation": state.explanation,
+        "gates": {
+            name: {"verdict": event.data.get("verdict"), "message": event.message, "result": event.data.get("result")}
+            for name, event in view.gates.items()
+        },
         "disk_free_bytes": view.disk_free_bytes,
         "trainer_rss_bytes": view.trainer_rss_bytes,
         "sensors": msgspec.to_builtins(view.sensors),

@@ -7,8 +7,8 @@ imported for ``mens-sup --help`` as well. What is heavy is imported, or started 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
 ENTRY_POINT_GROUP = "mens_supervisor.commands"
@@ -20,11 +20,13 @@ class Subcommand:
 
     ``add_arguments`` gives the parser its arguments (or actions of its own) and sets the default ``command`` of each to
     a function from the parsed options to the exit code. That function raises supervisor.problems.InputError for
-    what its user got wrong.
+    what its user got wrong. ``examples``: for ``--help``, by the words after ``mens-sup NAME`` (empty for itself), one
+    example a line.
     """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    examples: Mapping[str, str] = field(default_factory=dict)
 
 
 def subcommand_names() -> list[str]:

@@ -70,7 +70,7 @@ def load_tokenizer(base: BaseModel) -> PreTrainedTokenizerBase:
 
 def _read_tokenizer(base: BaseModel) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(base.path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(base.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # transformers and tokenizers raise anything here, bare Exception included; what ours and the machine's
         # own troubles are called stays.

@@ -160,6 +160,7 @@ class SftKind:
     steps_key = "train.max_steps"
     silent = ("train.report_to=[]",)
     standby = True
+    adapter = True
     schema: type[BaseModel] = SftSections
     rungs: Mapping[str, Rung] = {
         "expandable_segments": expandable_segments,

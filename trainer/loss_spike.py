@@ -56,3 +56,11 @@ class LossSpikeGuard:
         self._above = []
         self._recent.append(loss)
         return None
+
+
+def spike_sentence(step: int, loss: float, spike: Spike) -> str:
+    lasts = "; it has stayed there since and is taken for the new range now" if spike.lasting else ""
+    return (
+        f"loss spike at optimiser step {step}: {loss:.3f} nats per token where {spike.usual:.3f} was "
+        f"usual{lasts}. Look at the rows of this step, or lower train.learning_rate or train.max_grad_norm"
+    )

@@ -94,12 +94,12 @@ def load_base(
         "attn_implementation": section.attn_implementation,
         "device_map": {"": "cpu" if held_on_cpu else str(device)},
         "local_files_only": True,
+        "trust_remote_code": False,  # nor is anybody asked whether to run what came with a model
     }
-    if section.quantization == "none":
-        return _from_pretrained(base, base.path, options)
-    cached = cache_root() / "nf4" / _nf4_key(base, section, dtype)
-    if cached.is_dir():
-        return _from_pretrained(base, cached, options)
+    ready = weights_folder(base, section, device)
+    if ready is not None:
+        return _from_pretrained(base, ready, options)
+    cached = _nf4_cache(base, section, dtype)
     model = _from_pretrained(base, base.path, {**options, "quantization_config": quantization_config(section, dtype)})
     try:
         with staged_directory(cached) as staged:
@@ -111,6 +111,14 @@ def load_base(
             raise
         report(f"the quantised base was not cached ({error}); later starts will quantise again")
     return model
+
+
+def weights_folder(base: BaseModel, section: ModelSection, device: torch.device) -> Path | None:
+    """Where :func:`load_base` reads the weights; None while they have yet to be quantised."""
+    if section.quantization == "none":
+        return base.path
+    cached = _nf4_cache(base, section, compute_dtype(section, device))
+    return cached if cached.is_dir() else None
 
 
 def keep_weight_layout(model: PreTrainedModel) -> None:
@@ -140,7 +148,7 @@ def _from_pretrained(base: BaseModel, path: Path, options: dict[str, object]) ->
     return model
 
 
-def _nf4_key(base: BaseModel, section: ModelSection, dtype: torch.dtype) -> str:
+def _nf4_cache(base: BaseModel, section: ModelSection, dtype: torch.dtype) -> Path:
     parts = {
         "base": base.name,
         "revision": base.revision,
@@ -149,7 +157,7 @@ def _nf4_key(base: BaseModel, section: ModelSection, dtype: torch.dtype) -> str:
         "bitsandbytes": importlib.metadata.version("bitsandbytes"),
         "transformers": importlib.metadata.version("transformers"),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_root() / "nf4" / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int) -> PeftModel:

@@ -21,16 +21,19 @@ EVALUATION = "evaluation"
 
 
 class PeakMeter:
-    """Begin it before the model is loaded. On a GPU the allocator's peak, on a CPU the process's resident memory."""
+    """Begin it before the model is loaded. On a GPU the allocator's peak, on a CPU the process's resident memory.
 
-    def __init__(self, device: torch.device) -> None:
+    ``loaded``: bytes of the model that is resident already.
+    """
+
+    def __init__(self, device: torch.device, loaded: int = 0) -> None:
         self.device = device
         self.before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
             _reset_resident_peak()
-            self.before = _resident("VmRSS") or 0
+            self.before = max(0, (_resident("VmRSS") or 0) - loaded)
 
     @property
     def name(self) -> str:

@@ -35,15 +35,17 @@ from trainer.data.token_rows import TokenRows
 from trainer.early_stop import Standing
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
 from trainer.evaluation import Evaluations, evaluation_bins, training_sample
+from trainer.held_model import take_model
 from trainer.job import sources_of
 from trainer.launcher import Place
 from trainer.model import add_adapter, choose_device, load_base, trainable_parameters
 from trainer.numerics import settle_vector_maths
 from trainer.peak_memory import PeakMeter, report_peak
-from trainer.ranks import meet
+from trainer.ranks import Ranks, meet
 from trainer.reporting import Reporter
-from trainer.sft import SupervisedSFTTrainer, check_trackers
+from trainer.sft import SupervisedSFTTrainer
 from trainer.sharding import shard_base
+from trainer.training_arguments import check_trackers
 
 
 def run_attempt(
@@ -106,14 +108,20 @@ def run_attempt(
         reporter.enter(Phase.FINISHED)
         done = {"steps": start_step, "tokens": resumed.tokens_seen, "rows": resumed.rows_seen}
         ranks.part()
-        return _report(planned, done, over)
+        return _parting(_report(planned, done, over), reporter, ranks)
 
     reporter.beat()
-    peak = PeakMeter(device)
     divided = ranks.size > 1 and spec.strategy == "fsdp"
-    with ranks.first_before_others():
-        frozen = load_base(base, sections.model, device, reporter.warn, held_on_cpu=divided)
-    model = add_adapter(frozen, sections.model.lora, sections.train.seed)
+    held = take_model(base, sections.model, sections.train.seed, device)
+    peak = PeakMeter(device, held.resident_bytes if held else 0)
+    if held is not None:
+        model = held.model
+        for sentence in held.said:
+            reporter.warn(sentence)
+    else:
+        with ranks.first_before_others():
+            frozen = load_base(base, sections.model, device, reporter.warn, held_on_cpu=divided)
+        model = add_adapter(frozen, sections.model.lora, sections.train.seed)
     if divided:
         here, whole = shard_base(model, device, ranks)
         share = f"{here / 2**20:.0f} of {whole / 2**20:.0f} MiB are held by each of the {ranks.size} processes"
@@ -161,7 +169,15 @@ def run_attempt(
     reporter.enter(Phase.FINISHED)
     done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
     owed = trainer.evaluation_due(done["steps"])
-    return _report(planned, done, evaluations.over if evaluations.standing.step == done["steps"] else None, owed)
+    over = evaluations.over if evaluations.standing.step == done["steps"] else None
+    return _parting(_report(planned, done, over, owed), reporter, ranks)
+
+
+def _parting(report: ExitReport, reporter: Reporter, ranks: Ranks) -> ExitReport:
+    """No evaluation goes on after a training that is over."""
+    if report.kind is ExitKind.COMPLETED:
+        reporter.paths.kept_batches(ranks.index).unlink(missing_ok=True)
+    return report
 
 
 def _report(planned: dict[str, int], done: dict[str, int], over: str | None, owed: bool = False) -> ExitReport:

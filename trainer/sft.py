@@ -8,7 +8,6 @@ the step, staged checkpoints and an exact resume, and a stop at the next step bo
 from __future__ import annotations
 
 import functools
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,8 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
-from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import EvalLoopOutput
-from trl import SFTConfig, SFTTrainer
+from trl import SFTTrainer
 
 from supervisor.protocol.heartbeat import Phase
 from supervisor.protocol.manifest import Manifest
@@ -42,12 +40,14 @@ from trainer.checkpoint import (
 from trainer.collate import BinCollator
 from trainer.config import SftSections
 from trainer.data.plan import DataPlan
-from trainer.errors import ConfigurationError, NonFiniteError, StopRequestedError
-from trainer.eval_noise import RowLosses
-from trainer.evaluation import Evaluated, Evaluations, losses_by_row, row_losses
-from trainer.loss_spike import LossSpikeGuard
-from trainer.model import compute_dtype, trainable_parameters
+from trainer.errors import NonFiniteError, StopRequestedError
+from trainer.evaluation import Evaluations
+from trainer.evaluation_pass import EvaluationPass, computed_by
+from trainer.kept_batches import EvaluationKey, KeptBatches
+from trainer.loss_spike import LossSpikeGuard, spike_sentence
+from trainer.model import trainable_parameters
 from trainer.moments import carry_moments
+from trainer.pace import Pace, memory_bytes
 from trainer.peak_memory import Reached
 from trainer.ranks import ALONE, Ranks, StepExchange, bins_of_rank, share_only_gradients
 from trainer.reporting import Reporter
@@ -55,6 +55,7 @@ from trainer.schedule import lr_factor, warmup_steps
 from trainer.snapshots import open_snapshots
 from trainer.step_boundary import EvaluationInterruptedError, StepBoundary, StoppedEarlyError
 from trainer.step_state import StateCollector, random_state, read_optimiser_state, restore_random_state
+from trainer.training_arguments import training_arguments
 
 
 class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no types
@@ -91,7 +92,14 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self.resume_from = resume_from
         self.resumed = resumed
         self.eval_bins = eval_bins
-        self.sample_bins = sample_bins
+        self.evaluation_pass = EvaluationPass(
+            eval_bins,
+            sample_bins,
+            sections.eval.per_device_eval_batch_size,
+            ranks,
+            reporter,
+            KeptBatches(reporter.paths.kept_batches(ranks.index), reporter.warn),
+        )
         self.evaluations = evaluations
         self.start_step = start_step
         self.tokens_done = resumed.tokens_seen if resumed else 0
@@ -103,15 +111,15 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self._collector: StateCollector | None = None
         self._rows_fingerprint: str | None = None
         self._loss_spikes = LossSpikeGuard()
+        self.pace = Pace(self.tokens_done)
         self.reached = Reached(0, evaluated=False)
         self._step_tokens = 0
-        self._rate_mark = (time.monotonic(), self.tokens_done)
         adapter = {name: parameter.data.clone() for name, parameter in trainable_parameters(model).items()}
         # At the last step nothing is left; a data set must not be empty.
         first_bin = min(self.start_step * self.plan.spec.bins_per_step, self.plan.total_bins - 1)
         super().__init__(
             model=model,
-            args=_arguments(sections, reporter, self.plan.total_steps, device),
+            args=training_arguments(sections, reporter, self.plan.total_steps, device),
             train_dataset=Dataset.from_dict({
                 "bin": bins_of_rank(
                     first_bin, self.plan.total_bins, sections.train.per_device_train_batch_size, ranks
@@ -243,17 +251,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         step = self.state.global_step
         spike = self._loss_spikes.spike(logs["loss"])
         if spike is not None:
-            lasts = "; it has stayed there since and is taken for the new range now" if spike.lasting else ""
-            self.reporter.event(
-                "alarm",
-                f"loss spike at optimiser step {step}: {logs['loss']:.3f} nats per token where {spike.usual:.3f} was "
-                f"usual{lasts}. Look at the rows of this step, or lower train.learning_rate or train.max_grad_norm",
-                what="loss_spike",
-            )
-        now = time.monotonic()
-        then, tokens_then = self._rate_mark
-        self._rate_mark = (now, self.tokens_done)
-        rate = (self.tokens_done - tokens_then) / max(now - then, 1e-9)
+            self.reporter.event("alarm", spike_sentence(step, logs["loss"], spike), what="loss_spike")
+        rate = self.pace.tokens_per_second(self.tokens_done)
         left = self.plan.planned_tokens - self.plan.tokens_before_step(step)
         self.reporter.event(
             "progress",
@@ -266,7 +265,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             tokens_seen=self.tokens_done,
             rows_seen=self.rows_done,
             epoch=self.epoch_at(step),
-            memory_bytes=_memory_bytes(self.args.device),
+            memory_bytes=memory_bytes(self.args.device),
             planned_steps=self.plan.total_steps,
         )
 
@@ -274,32 +273,10 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         """What the loss-spike guard had seen before this attempt, so that resuming does not blind it."""
         self._loss_spikes = LossSpikeGuard(entry["loss"] for entry in self.state.log_history if "loss" in entry)
 
-    def restart_rate(self) -> None:
-        """Tokens per second count from now on."""
-        self._rate_mark = (time.monotonic(), self.tokens_done)
-
-    def _leave_out_of_rate(self, started: float) -> float:
-        """Seconds since ``started`` (monotonic), which were no training and shall not slow the rate and the ETA."""
-        seconds = time.monotonic() - started
-        then, tokens = self._rate_mark
-        self._rate_mark = (then + seconds, tokens)
-        return seconds
-
     # --- evaluation ---------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader[Any]:
-        return self._bins_in_order(self.eval_bins)
-
-    def _bins_in_order(self, collator: BinCollator) -> torch.utils.data.DataLoader[Any]:
-        size = self.sections.eval.per_device_eval_batch_size
-        bins = [{"bin": int(index)} for index in bins_of_rank(0, collator.plan.total_bins, size, self.ranks)]
-        # A generator of its own: an iterator would otherwise draw its seed from the training's stream.
-        return torch.utils.data.DataLoader(
-            bins,  # type: ignore[arg-type]  # a list is a map-style data set
-            batch_size=size,
-            collate_fn=collator,
-            generator=torch.Generator(),
-        )
+        return self.evaluation_pass.batches(self.eval_bins)
 
     def evaluation_loop(
         self,
@@ -312,42 +289,29 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         """Nats per label token over the whole validation set: sum over sum, not a mean of batch means."""
         started = time.monotonic()
         with self.reporter.within(Phase.EVALUATING):
-            losses = self._row_losses(self.eval_bins, dataloader)
-            sample = self._row_losses(self.sample_bins, self._bins_in_order(self.sample_bins))
+            self.model.eval()
+            found = self.evaluation_pass.run(self._evaluation_key(), self._token_losses)
         self.reached = replace(self.reached, evaluated=True)
-        self.evaluations.take(
-            self.state.global_step, Evaluated(losses, sample, seconds=self._leave_out_of_rate(started))
-        )
+        self.pace.leave_out(started)
+        self.evaluations.take(self.state.global_step, found)
+        losses = found.validation
         metrics = {
             f"{metric_key_prefix}_loss": losses.loss,
             f"{metric_key_prefix}_label_tokens": float(losses.label_tokens),
         }
         return EvalLoopOutput(predictions=np.empty(0), label_ids=None, metrics=metrics, num_samples=len(losses.tokens))
 
-    def _row_losses(self, bins: BinCollator, batches: torch.utils.data.DataLoader[Any]) -> RowLosses:
-        """The loss of every row, without dropout. Raises EvaluationInterruptedError when asked to stop.
+    def _token_losses(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Of each labelled position of a batch, without dropout."""
+        prepared = self._prepare_inputs(dict(inputs))
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(self.model, {**prepared, "per_token": True}, num_items_in_batch=1)
 
-        The ranks take turns with the batches.
-        """
-        found: list[tuple[int, float, int]] = []
-        batch_bins = self.sections.eval.per_device_eval_batch_size
-        bins_done = self.ranks.index * batch_bins
-        self.model.eval()
-        for inputs in batches:
-            if self.ranks.any(self.reporter.stop_requested):
-                raise EvaluationInterruptedError
-            rows = inputs.pop("rows")
-            inputs.pop("tokens")
-            prepared = self._prepare_inputs(dict(inputs))
-            with torch.no_grad(), self.compute_loss_context_manager():
-                losses = self.compute_loss(self.model, {**prepared, "per_token": True}, num_items_in_batch=1)
-            of_batch = list(losses_by_row(bins, bins_done, inputs, losses))
-            if len(of_batch) != rows:
-                raise AssertionError(f"{rows} rows went into a batch and {len(of_batch)} came out")
-            found += of_batch
-            bins_done += self.ranks.size * batch_bins
-            self.reporter.beat()
-        return row_losses(bins.rows, [entry for part in self.ranks.gather(found) for entry in part])
+    def _evaluation_key(self) -> EvaluationKey:
+        adapter = trainable_parameters(self.accelerator.unwrap_model(self.model))
+        return self.evaluation_pass.key(
+            self.provenance.lineage, self.state.global_step, adapter, computed_by(self.provenance, self.args.device)
+        )
 
     def evaluate_first(self) -> None:
         """An evaluation before any step. What was resumed from gets its result: it may be the best checkpoint."""
@@ -403,7 +367,7 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             write_checkpoint(final, self.step_state(), self.provenance, self._write_trainer_state)
         size = sum(file.stat().st_size for file in final.iterdir())
         self.reporter.event(
-            "checkpoint", path=str(final), seconds=round(self._leave_out_of_rate(started), 3), bytes=size,
+            "checkpoint", path=str(final), seconds=round(self.pace.leave_out(started), 3), bytes=size,
             tokens_seen=self.tokens_done,
         )  # fmt: skip
 
@@ -467,63 +431,3 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             eval_loss=standing.loss if evaluated else None,
             eval_loss_stderr=standing.stderr if evaluated else None,
         )
-
-
-def check_trackers(names: list[str]) -> None:
-    """Raises ConfigurationError for a tracker that transformers doesn't know or that isn't installed."""
-    try:
-        for callback in get_reporting_integration_callbacks(names):
-            callback()
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise ConfigurationError(f"train.report_to: {' '.join(str(error).split())}") from error
-
-
-def _arguments(sections: SftSections, reporter: Reporter, total_steps: int, device: torch.device) -> SFTConfig:
-    train = sections.train
-    cpu = device.type == "cpu"
-    bf16 = compute_dtype(sections.model, device) is torch.bfloat16
-    return SFTConfig(
-        output_dir=str(reporter.paths.attempt(reporter.spec.attempt).root / "trainer"),
-        max_steps=total_steps,
-        learning_rate=train.learning_rate,
-        weight_decay=train.weight_decay,
-        max_grad_norm=train.max_grad_norm,
-        per_device_train_batch_size=train.per_device_train_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        gradient_checkpointing=train.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-        optim=train.optim,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        seed=train.seed,
-        logging_steps=train.logging_steps,
-        logging_nan_inf_filter=False,
-        report_to=train.report_to or "none",
-        bf16=bf16,
-        use_cpu=cpu,
-        # StepBoundary decides on these, the plan on the order and the length.
-        save_strategy="no",
-        eval_strategy="no",
-        ignore_data_skip=True,
-        remove_unused_columns=False,
-        packing=False,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        dataloader_pin_memory=not cpu,
-        disable_tqdm=True,
-        # Looking for unused parameters keeps DDP from regrouping the gradients after an attempt's first step: they are
-        # summed in the same order in a resumed attempt.
-        ddp_find_unused_parameters=True,
-        ddp_broadcast_buffers=False,
-    )
-
-
-def _memory_bytes(device: torch.device) -> int | None:
-    """Peak bytes held by the allocator on a GPU, the process's resident bytes on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return None
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

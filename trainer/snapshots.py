@@ -1,19 +1,20 @@
 """After every optimiser step the state goes to shared memory, from where the supervisor saves it when we die.
 
-Between two steps only the tensors are copied, straight into the slot's mapped files (from a GPU: into pinned memory).
-A thread checks, digests and seals them while the next step computes. It draws no random numbers and takes part in
-nothing that the training computes.
+A thread copies the tensors straight into the slot's mapped files, checks, digests and seals them while the next step
+computes its gradients; the optimiser, which alone changes them, waits until they are copied. From a GPU they are copied
+between two steps, into pinned memory. The thread draws no random numbers and takes part in nothing that the training
+computes.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from supervisor.sensors.snapshot import CgroupReading, Unknown
 from trainer.checkpoint import Provenance, StepState, described, make_manifest, require_finite, trainer_files
 from trainer.errors import NonFiniteError
 from trainer.reporting import Reporter
-from trainer.tensor_file import Layout, in_order, lay_out
+from trainer.tensor_file import Layout, Place, in_order, lay_out
 
 MARGIN_BYTES = 16 << 20
 """Shared memory that snapshots leave to others; NCCL and data loaders need some."""
@@ -34,6 +35,8 @@ MARGIN_SHARE = 0.1
 """Of all memory, which snapshots leave free."""
 PIECE = 1 << 16
 """Numbers that are summed and digested at a time."""
+CHUNK_BYTES = 1 << 18
+"""Of tensors that are copied at a time, and then summed and digested while they are in the cache."""
 CLOSE_SECONDS = 30.0
 """For the last snapshot at the end of a training; a wedged GPU may never let go of it."""
 PATIENCE_SECONDS = 1.0
@@ -60,6 +63,7 @@ class Snapshots:
         self._next = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         self._pending: Future[float] | None = None
+        self._copied = threading.Event()
         self._off = False
         self._warned = False
         self._began = time.monotonic()
@@ -70,7 +74,10 @@ class Snapshots:
         self.seconds_of_writer = 0.0
 
     def take(self, collect: Callable[[], StepState], provenance: Provenance, interim: bool) -> None:
-        """Copy the state between two steps and have it written. Never raises for want of room or a failed write."""
+        """Have the state between two steps written. Never raises for want of room or a failed write.
+
+        Its tensors must not change before :meth:`wait_for_copy`.
+        """
         if self._off:
             return
         started = time.perf_counter()
@@ -82,17 +89,28 @@ class Snapshots:
                     "snapshots take longer than steps, so some steps get none; a crash may cost more than one step"
                 )
             return
+        if self._off:
+            return
         state = collect()
         slot = self._slots[self._next]
-        try:
-            if not slot.fits(state):
-                self._make_room(state)
+        on_cpu = _on_cpu(state)
+        if not on_cpu:
+            try:
+                self._prepare(slot, state)
+            except NoRoomError as error:
+                self._switch_off(str(error))
+                return
             slot.copy(state)
-        except (NoRoomError, OSError) as error:
-            self._switch_off(str(error))
-            return
-        self._pending = self._writer.submit(slot.finish, state, provenance, interim)
+        self._copied.clear()
+        self._pending = self._writer.submit(self._write, slot, state, provenance, interim, on_cpu)
         self.seconds_between_steps += time.perf_counter() - started
+
+    def wait_for_copy(self) -> None:
+        """Call it before the tensors change: before the optimiser's step."""
+        if self._pending is not None and not self._copied.is_set():
+            started = time.perf_counter()
+            self._copied.wait()
+            self.seconds_between_steps += time.perf_counter() - started
 
     def close(self) -> None:
         """Wait for the last snapshot, so that an error that ends the training loses no step."""
@@ -115,6 +133,18 @@ class Snapshots:
                 seconds_of_writer=round(self.seconds_of_writer, 3),
             )
 
+    def _write(self, slot: _Slot, state: StepState, provenance: Provenance, interim: bool, on_cpu: bool) -> float:
+        """The writer's part; returns the seconds of processor time that it took."""
+        started = time.thread_time()
+        try:
+            if on_cpu:
+                self._prepare(slot, state)
+            sealed = slot.fill(state, copying=on_cpu)
+        finally:
+            self._copied.set()
+        slot.finish(state, sealed, provenance, interim)
+        return time.thread_time() - started
+
     def _settled(self) -> bool:
         """Whether the snapshot before is written, after a little patience."""
         if self._pending is None:
@@ -134,6 +164,8 @@ class Snapshots:
         elif isinstance(error, NonFiniteError):
             self._pending = None
             raise error
+        elif isinstance(error, NoRoomError):
+            self._switch_off(str(error))
         elif not self._warned:
             self._warned = True
             self._reporter.warn(
@@ -142,18 +174,28 @@ class Snapshots:
         self._pending = None
         return True
 
+    def _prepare(self, slot: _Slot, state: StepState) -> None:
+        """Raises NoRoomError."""
+        if slot.fits(state):
+            return
+        try:
+            self._make_room(state)
+        except OSError as error:
+            raise NoRoomError(str(error)) from error
+
     def _make_room(self, state: StepState) -> None:
         layouts = {name: lay_out(tensors) for name, tensors in state.tensors.items()}
         for slot in self._slots:
             slot.close()
         size = sum(layout.size for layout in layouts.values())
-        devices = {tensor.device.type for tensors in state.tensors.values() for tensor in tensors.values()}
         pinned = None
-        _check_room(self._slots[0].folder.parent, 2 * size, beside=0 if devices == {"cpu"} else size)
-        if devices != {"cpu"}:
+        on_cpu = _on_cpu(state)
+        _check_room(self._slots[0].folder.parent, 2 * size, beside=0 if on_cpu else size)
+        if not on_cpu:
+            cuda = any(each.device.type == "cuda" for tensors in state.tensors.values() for each in tensors.values())
             try:
                 pinned = {
-                    name: torch.empty(layout.size, dtype=torch.uint8, pin_memory="cuda" in devices)
+                    name: torch.empty(layout.size, dtype=torch.uint8, pin_memory=cuda)
                     for name, layout in layouts.items()
                 }
             except RuntimeError as error:  # a limit on locked memory, a driver that cannot pin
@@ -165,6 +207,10 @@ class Snapshots:
         self._off = True
         save_steps = self._reporter.spec.save_steps
         self._reporter.warn(f"no snapshots between checkpoints: {why}. A crash costs up to {save_steps} steps")
+
+
+def _on_cpu(state: StepState) -> bool:
+    return all(tensor.device.type == "cpu" for tensors in state.tensors.values() for tensor in tensors.values())
 
 
 def _check_room(folder: Path, needed: int, beside: int) -> None:
@@ -223,28 +269,40 @@ class _Slot:
 
     @torch.no_grad()
     def copy(self, state: StepState) -> None:
-        """What must happen before the next step: from here on the slot is torn until it is sealed."""
+        """From a GPU, what must happen before the next step; from here on the slot is torn until it is sealed."""
         break_seal(self.folder)
         for name, file in self._files.items():
             file.copy(state.tensors[name])
-        if any(file.pinned is not None for file in self._files.values()) and torch.cuda.is_available():
+        if torch.cuda.is_available():
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
-    def finish(self, state: StepState, provenance: Provenance, interim: bool) -> float:
-        """The writer's part; returns the seconds of processor time that it took."""
-        started = time.thread_time()
+    @torch.no_grad()
+    def fill(self, state: StepState, *, copying: bool) -> dict[str, SealedFile]:
+        """The files of tensors as they are to be sealed. ``copying``: not done by :meth:`copy`.
+
+        Raises NonFiniteError.
+        """
+        if copying:
+            break_seal(self.folder)
         if self._copied is not None:
             self._copied.synchronize()
-        sealed: dict[str, SealedFile] = {}
+        sealed = {}
         for name, file in self._files.items():
-            file.settle()
-            sealed[name] = file.checked(state.progress.step)
+            if not copying:
+                file.settle()
+            sealed[name] = file.filled(state.tensors[name] if copying else None, state.progress.step)
+        return sealed
+
+    def finish(
+        self, state: StepState, sealed: Mapping[str, SealedFile], provenance: Provenance, interim: bool
+    ) -> None:
+        """Write all that is no tensor, and seal the slot."""
+        files = dict(sealed)
         for name, data in {**trainer_files(state), **described(state, provenance)}.items():
             (self.folder / name).write_bytes(data)
-            sealed[name] = sealed_file(data)
-        seal(self.folder, Seal(make_manifest(state.progress, provenance, {}, interim), sealed))
-        return time.thread_time() - started
+            files[name] = sealed_file(data)
+        seal(self.folder, Seal(make_manifest(state.progress, provenance, {}, interim), files))
 
 
 class _MappedFile:
@@ -264,13 +322,13 @@ class _MappedFile:
         self._mapped = torch.frombuffer(self.memory, dtype=torch.uint8)
         self._views = layout.views(self._mapped if pinned is None else pinned)
         self._names = {place.name for place in layout.places}
-        self._shapes = [place.shape for place in layout.places]
+        self._chunks = _chunks(layout.places)
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return tensors.keys() == self._names
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        torch._foreach_copy_(self._views, list(in_order(self._layout, tensors)), self.pinned is not None)
+        torch._foreach_copy_(self._views, list(in_order(self._layout, tensors)), True)
 
     def settle(self) -> None:
         """What lies in pinned memory goes into the file."""
@@ -278,16 +336,21 @@ class _MappedFile:
             begin = len(self._layout.header)
             self._mapped[begin:].copy_(self.pinned[begin:])
 
-    def checked(self, step: int) -> SealedFile:
-        """Size and digest. Raises NonFiniteError; each piece is summed and digested while it is in the cache.
+    def filled(self, tensors: Mapping[str, torch.Tensor] | None, step: int) -> SealedFile:
+        """Size and digest; copies ``tensors`` into the file, unless they are None because they are there already.
 
-        A finite sum means finite numbers. By numpy: PyTorch would take threads of its own from those that train.
+        Raises NonFiniteError. What is copied is summed and digested while it is in the cache. A finite sum means finite
+        numbers. By numpy: PyTorch would take threads of its own from those that train.
         """
         digest = FastDigest()
         digest.update(self.memory[: len(self._layout.header)])
-        suspects = []
-        for dtype, group in groupby(self._layout.places, key=lambda place: place.dtype):
-            places = list(group)
+        given = None if tensors is None else in_order(self._layout, tensors)
+        suspects = set()
+        for first, behind in self._chunks:
+            places = self._layout.places[first:behind]
+            if given is not None:
+                torch._foreach_copy_(self._views[first:behind], list(given[first:behind]))
+            dtype = places[0].dtype
             summed = dtype in (torch.float32, torch.float64)
             flat = self._mapped[places[0].begin : places[-1].end]
             numbers = (flat.view(dtype) if summed else flat).numpy()
@@ -298,8 +361,20 @@ class _MappedFile:
                 with np.errstate(all="ignore"):
                     finite = finite and (not summed or bool(np.isfinite(piece.sum())))
             if not finite:
-                suspects.append(dtype)
+                suspects.add(dtype)
         if suspects:
             named = zip(self._layout.places, self._layout.views(self._mapped), strict=True)
             require_finite("snapshot", {place.name: view for place, view in named if place.dtype in suspects}, step)
         return digest.sealed
+
+
+def _chunks(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """From which place up to before which: of one type each, and small enough for a cache unless one tensor is not."""
+    found: list[tuple[int, int]] = []
+    first = 0
+    for index, place in enumerate(places):
+        begun = places[first]
+        if index > first and (place.dtype is not begun.dtype or place.end - begun.begin > CHUNK_BYTES):
+            found.append((first, index))
+            first = index
+    return [*found, (first, len(places))] if places else []

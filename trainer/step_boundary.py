@@ -44,12 +44,18 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step == self.trainer.start_step:
-            self.trainer.restart_rate()
+            self.trainer.pace.restart(self.trainer.tokens_done)
             # Building the batch iterator draws from the global generator, so both a fresh and a resumed
             # attempt set the stream here, with the first batch in hand and nothing computed yet.
             torch.manual_seed(args.seed + self.trainer.ranks.index)
             if self.trainer.resume_from is not None:
                 self.trainer._load_rng_state(str(self.trainer.resume_from))
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.trainer.snapshots is not None:
+            self.trainer.snapshots.wait_for_copy()
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,21 @@ from typing import Any
 from rft.samplers.asking import Asking, Declined, NoAnswer
 from rft.samplers.sampler import Completion, Refused, Request, SamplerUnusableError
 
+BROKEN_OFF_TIMES = 3
+"""After so many answers to one request that were broken off, the server counts as one that does not answer."""
+
 
 class MalformedError(Exception):
     """A server's answer lacks what its interface promises; a few words."""
 
 
+class BrokenOffError(Exception):
+    """A server began an answer and gave it up; a few words. It may be asked again."""
+
+
 @dataclass(frozen=True)
 class Dialect:
-    """How one kind of server is asked. ``read`` raises MalformedError."""
+    """How one kind of server is asked. ``read`` raises MalformedError, BrokenOffError."""
 
     path: str
     body: Callable[[Request], dict[str, Any]]
@@ -39,6 +47,7 @@ class Owed:
         self._scrub = scrub
         self._owed: dict[int, Request] = {}
         self._next_key = 0
+        self._broken_off: Counter[int] = Counter()
         self._ended: str | None = None
 
     def __len__(self) -> int:
@@ -87,10 +96,18 @@ class Owed:
             else:
                 try:
                     ready.append(self._dialect.read(request, outcome.body, outcome.seconds))
+                except BrokenOffError as error:
+                    self._broken_off[key] += 1
+                    if self._broken_off[key] < BROKEN_OFF_TIMES:
+                        asking.ask(key, self._dialect.path, self._dialect.body(request))
+                    else:
+                        silence = Silence(f"it broke an answer off {BROKEN_OFF_TIMES} times, with {error}")
+                    continue
                 except MalformedError as error:
                     self._ended = f"sampler.base_url: the server's answer is not what OpenAI's would be: {error}."
                     continue
             del self._owed[key]
+            self._broken_off.pop(key, None)
         if self._ended is not None and not ready:  # what was answered beside it is given first
             raise SamplerUnusableError(self._ended)
         return ready, silence
@@ -114,9 +131,9 @@ def choice_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish_of(choice: dict[str, Any]) -> str:
-    """Raises MalformedError for an answer that was broken off: it is asked for again."""
+    """stop or length. Raises BrokenOffError for an answer that was given up."""
     if choice.get("finish_reason") in ("abort", "error"):
-        raise MalformedError(f"it ended by {choice['finish_reason']}")
+        raise BrokenOffError(str(choice["finish_reason"]))
     return "length" if choice.get("finish_reason") == "length" else "stop"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,7 +55,11 @@ class OpenAISampler:
         self._silence: Silence | None = None
         self._asking: Asking | None = None
 
-    def start(self) -> SamplerIdentity:
+    @property
+    def loading(self) -> bool:
+        return False
+
+    def start(self, beat: Callable[[], None] = lambda: None) -> SamplerIdentity:
         self._asking = Asking(
             self._client, self._section.max_num_seqs, self._patience, self._section.max_requests_per_minute
         )

@@ -22,6 +22,7 @@ from rft.samplers.sampler import SamplerLostError, SamplerUnusableError
 from trainer.base_names import is_local
 from trainer.data.messages import Message
 
+TEMPLATE_TEXT = "chat_template.jinja"
 TEMPLATE_FILE = "template.json"
 """Beside every adapter of ours: what its prompts were written with (:meth:`trainer.data.render.Renderer.describe`)."""
 _Answer = TypeVar("_Answer")
@@ -73,6 +74,7 @@ class AdapterTemplate(msgspec.Struct, frozen=True):
 
     template_hash: str
     default_system: str | None = None
+    chat_template_kwargs: dict[str, bool | int | str] = {}
 
 
 class PromptRenderer:
@@ -193,15 +195,21 @@ def prompt_renderer(section: SamplerSection) -> PromptRenderer | None:
     if section.type == "openai":
         return None
     adapter = None
-    if section.adapter is not None:
+    chat_template, variables = section.chat_template, section.chat_template_kwargs
+    if section.template_of is not None:
+        folder = Path(section.template_of)
+        adapter = (folder, read_adapter_template(folder))
+        chat_template = chat_template or str(folder / TEMPLATE_TEXT)
+        variables = variables or adapter[1].chat_template_kwargs
+    if section.adapter is not None:  # whose prompts must be its own, whatever else is said
         folder = Path(section.adapter.path)
         adapter = (folder, read_adapter_template(folder))
     setup = RenderSetup(
         model=section.model,
         revision=section.revision,
         local=is_local(section.model),
-        chat_template=section.chat_template,
-        chat_template_kwargs=section.chat_template_kwargs,
+        chat_template=chat_template,
+        chat_template_kwargs=variables,
         default_system=adapter[1].default_system if adapter else None,
     )
     key = msgspec.json.encode([setup, str(adapter)], order="sorted")

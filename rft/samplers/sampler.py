@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -101,8 +101,14 @@ class Sampler(Protocol):
     that dies is started again a bounded number of times, and what it owed is asked for again with the same seeds.
     """
 
-    def start(self) -> SamplerIdentity:
-        """Load; check template, key and adapter. Raises SamplerUnusableError or SamplerLostError."""
+    @property
+    def loading(self) -> bool:
+        """It died and is being started again, which takes as long as the first start; meanwhile :meth:`wait` gives
+        nothing."""
+
+    def start(self, beat: Callable[[], None] = lambda: None) -> SamplerIdentity:
+        """Load; check template, key and adapter. ``beat`` is called now and then meanwhile. Raises SamplerUnusableError
+        or SamplerLostError."""
 
     def room(self) -> int:
         """How many more requests keep it busy; more would only wait in memory."""

@@ -14,6 +14,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "quantization": ("transformers",),
     "dtype": _HERE,
     "device": _HERE,
+    "template_of": _HERE,
     "chat_template": _HERE,
     "gpu_memory_utilization": _VLLM,
     "python": _VLLM,

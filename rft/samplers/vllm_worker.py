@@ -22,6 +22,8 @@ import msgspec
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # This process has a thread and holds a socket; a forked one would have both.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+BROKEN_OFF_TIMES = 3
+"""After so many answers to one request that the engine gave up, another engine is needed."""
 
 
 def main() -> None:
@@ -70,6 +72,8 @@ class _Worker:
         adapter = self._section["adapter"]
         self._lora = LoRARequest("adapter", 1, adapter["path"]) if adapter else None
         self._began: dict[str, float] = {}
+        self._asks: dict[str, dict[str, Any]] = {}
+        self._broken_off: dict[str, int] = {}
 
     def template_problem(self) -> str | None:
         """Why vLLM's own rendering of a conversation has other token ids than ours; None when it has the same."""
@@ -118,8 +122,8 @@ class _Worker:
                 if not self._engine.has_unfinished_requests():
                     return messages
         for output in self._engine.step():
-            if output.finished:
-                messages.append(self._drawn(output))
+            if output.finished and (drawn := self._drawn(output)) is not None:
+                messages.append(drawn)
         return messages
 
     def _add(self, ask: dict[str, Any]) -> dict[str, Any] | None:
@@ -142,15 +146,25 @@ class _Worker:
             output_kind=self._final,
         )
         key = str(ask["key"])
+        self._asks[key] = ask
         self._began[key] = time.monotonic()
         self._engine.add_request(key, {"prompt_token_ids": ids}, params, lora_request=self._lora)
         return None
 
-    def _drawn(self, output: Any) -> dict[str, Any]:
+    def _drawn(self, output: Any) -> dict[str, Any] | None:
+        """None when the engine broke the answer off: it is asked for again. Raises RuntimeError when it always does."""
         answer = output.outputs[0]
         ids = list(answer.token_ids)
         # request ids may have something appended; the key comes first
         key = output.request_id.split("-")[0]
+        ask = self._asks.pop(key)
+        if answer.finish_reason in ("abort", "error"):
+            self._broken_off[key] = self._broken_off.get(key, 0) + 1
+            if self._broken_off[key] == BROKEN_OFF_TIMES:
+                raise RuntimeError(f"the engine broke an answer off {BROKEN_OFF_TIMES} times ({answer.finish_reason})")
+            self._add(ask)
+            return None
+        self._broken_off.pop(key, None)
         logprobs = None
         if self._setup["keep_logprobs"]:
             logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, ids, strict=True)]

@@ -16,20 +16,17 @@ from rft.samplers import frames
 from rft.samplers.effect import effect_problem
 from rft.samplers.kept import Kept
 from rft.samplers.renderer import PromptRenderer
-from rft.samplers.restarts import EVIDENCE_LINES, Announce, Restarts
+from rft.samplers.restarts import POLL_SECONDS, Announce, Lifeline, Restarts
 from rft.samplers.sampler import (
     Completion,
     Refused,
     Request,
     SamplerIdentity,
-    SamplerLostError,
     SamplerUnusableError,
     Sampling,
 )
 from rft.samplers.weights import adapter_digest, model_digest
 from rft.samplers.wire import Ask, Drawn, FromWorker, Ready, Rejected, Setup, Unusable
-
-_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,19 @@ class WorkerSampler:
         self._sampling = sampling_of(sampling)
         self._keep_logprobs = sampling.logprobs
         self._room = 2 * section.max_num_seqs
-        self._restarts = Restarts(program.name, section.restarts, log, announce, program.hint)
         self._owed: dict[int, Request] = {}
+        restarts = Restarts(program.name, section.restarts, log, announce, program.hint)
+        owed = self._owed.__len__
+        self._life = Lifeline(self, restarts, program.name, section.start_seconds, log, owed)
         self._next_key = 0
-        self._kept: Kept | None = None
+        self._ready: Ready | None = None
         self._channel: socket.socket | None = None
         self._frames = frames.Frames()
 
-    def start(self) -> SamplerIdentity:
-        ready = self._launch_until_ready()
+    def start(self, beat: Callable[[], None] = lambda: None) -> SamplerIdentity:
+        self._life.start(beat)
+        assert self._ready is not None
+        ready = self._ready
         known = self._renderer.known
         adapter = Path(self._section.adapter.path) if self._section.adapter else None
         if adapter is not None:
@@ -99,8 +100,12 @@ class WorkerSampler:
             max_model_len=self._section.max_model_len,
         )
 
+    @property
+    def loading(self) -> bool:
+        return self._life.loading
+
     def room(self) -> int:
-        return max(0, self._room - len(self._owed))
+        return 0 if self.loading else max(0, self._room - len(self._owed))
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -111,72 +116,38 @@ class WorkerSampler:
     def wait(self, seconds: float) -> list[Completion | Refused]:
         deadline = time.monotonic() + seconds
         while True:
-            ready: list[Completion | Refused] = []
-            for message in self._messages(max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))):
-                if isinstance(message, Drawn | Rejected) and (request := self._owed.pop(message.key, None)):
-                    ready.append(_answer(request, message))
-            if ready:
-                return ready
-            if self._channel is None or (self._kept is not None and self._kept.ended() is not None):
-                self._bring_back()
+            left = max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
+            if self._life.loading:
+                if self._life.advance(left):
+                    for key, request in list(self._owed.items()):  # everything owed is asked for again
+                        self._send(key, request)
+            else:
+                ready: list[Completion | Refused] = []
+                for message in self._messages(left):
+                    if isinstance(message, Drawn | Rejected) and (request := self._owed.pop(message.key, None)):
+                        ready.append(_answer(request, message))
+                if ready:
+                    return ready
+                if self._life.dead():
+                    self._life.lost("was ended")
             if time.monotonic() >= deadline:
                 return []
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        self._life.close()
 
     @property
     def pid(self) -> int | None:
         """Of the worker."""
-        return self._kept.pid if self._kept else None
+        return self._life.pid
 
-    def _send(self, key: int, request: Request) -> None:
-        if self._channel is None:
-            return  # it is asked for when the worker is back
-        try:
-            frames.send(self._channel, Ask(key, request.seed, request.prompt_ids))
-        except OSError:
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _launch_until_ready(self) -> Ready:
-        while True:
-            ready = self._launch()
-            if ready is not None:
-                return ready
-            self._lose()
-
-    def _bring_back(self) -> None:
-        """A new worker in place of the one that is gone, and everything owed is asked for again."""
-        self._lose()
-        self._launch_until_ready()
-        for key, request in list(self._owed.items()):
-            self._send(key, request)
-
-    def _lose(self) -> None:
-        """End what is left of the worker. Raises when it must not or need not be started again."""
-        assert self._kept is not None
-        kept = self._kept
-        self.close()
-        self._restarts.spend(kept.ended() or "was ended", kept.tail(EVIDENCE_LINES), len(self._owed))
-
-    def _launch(self) -> Ready | None:
-        """Start a worker and wait for it; None when it died meanwhile. Raises what :meth:`start` does."""
+    def launch(self) -> Kept:
         known = self._renderer.known
         self._frames = frames.Frames()
         self._channel, theirs = socket.socketpair()
         with theirs:
             command = [*self._program.command, str(theirs.fileno())]
-            self._kept = Kept(
+            kept = Kept(
                 command, self._program.environment, self._log, inherited=[theirs.fileno()], grace=self._program.grace
             )
         setup = Setup(
@@ -193,25 +164,36 @@ class WorkerSampler:
         try:
             frames.send(self._channel, setup)
         except OSError:
-            return None
-        deadline = time.monotonic() + self._section.start_seconds
-        while time.monotonic() < deadline:
-            for message in self._messages(_POLL_SECONDS):
-                if isinstance(message, Unusable):
-                    self.close()
-                    raise SamplerUnusableError(message.problem)
-                if isinstance(message, Ready):
-                    self._restarts.ready()
-                    if message.warning:
-                        self._announce(f"{self._program.name}: {message.warning}")
-                    return message
-            if self._channel is None or self._kept.ended() is not None:
-                return None
-        self.close()
-        raise SamplerLostError(
-            f"The {self._program.name} was not ready within sampler.start_seconds ({self._section.start_seconds:g}); "
-            f"see {self._log}."
-        )
+            self.drop()
+        return kept
+
+    def answers(self, seconds: float) -> bool:
+        for message in self._messages(seconds):
+            if isinstance(message, Unusable):
+                self.close()
+                raise SamplerUnusableError(message.problem)
+            if isinstance(message, Ready):
+                if message.warning:
+                    self._announce(f"{self._program.name}: {message.warning}")
+                self._ready = message
+                return True
+        return False
+
+    def gone(self) -> bool:
+        return self._channel is None
+
+    def drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _send(self, key: int, request: Request) -> None:
+        if self._channel is None or self._life.loading:
+            return  # it is asked for when the worker is back
+        try:
+            frames.send(self._channel, Ask(key, request.seed, request.prompt_ids))
+        except OSError:
+            self.drop()
 
     def _messages(self, seconds: float) -> list[FromWorker]:
         """What has come, waiting ``seconds`` at most for something."""
@@ -222,13 +204,13 @@ class WorkerSampler:
         except OSError:
             data = b""
         if not data:
-            self._drop()
+            self.drop()
             return []
         try:
             return [msgspec.msgpack.decode(body, type=FromWorker) for body in self._frames.feed(data)]
         except (frames.FrameError, msgspec.DecodeError) as error:
             self._announce(f"the {self._program.name} said something that is no message ({error}); it is ended")
-            self._drop()
+            self.drop()
             return []
 
 

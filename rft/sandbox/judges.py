@@ -6,20 +6,21 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import rft.sandbox.inside
-from rft.sandbox import bubblewrap, cgroup
+from rft.sandbox import bubblewrap, cgroup, cores
 from rft.sandbox.inside.confine import Bounds
 from rft.sandbox.inside.tests import LENGTH, received
 from rft.sandbox.run import SandboxError
@@ -28,6 +29,8 @@ from rft.verifiers.verdict import Isolation
 _MIB = 1 << 20
 _READY_SECONDS = 120.0
 _END_SECONDS = 20.0
+_SOON_SECONDS = 0.25
+"""After which a program counts as one that computes."""
 _CPU_SLACK_SECONDS = 0.2
 """The kernel looks at processor time from tick to tick."""
 _MAX_RUNS = 500
@@ -77,6 +80,7 @@ class Judges:
         self._groups = cgroup.Groups()
         self._idle: list[_Pair | None] = []
         self._all: set[_Pair] = set()
+        self._cores = cores.Cores()
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         # A sandbox dies with the thread that has started it, so that needs to be one that lives as long as this.
@@ -136,6 +140,7 @@ class Judges:
             starter = self._starter
         pair = starter.submit(_Pair, self._limits, self._isolation, self._packages, self._groups).result()
         with self._lock:
+            pair.core = self._cores.least_used(other.core for other in self._all)
             self._all.add(pair)
         return pair
 
@@ -166,6 +171,10 @@ class _Pair:
         self._program = _Warm("program", program, packages, groups)
         self.check: str | None = None
         """Whose tests' process is alive."""
+        self.core = -1
+        """Where its processes run."""
+        self._anywhere = os.sched_getaffinity(0)
+        self._together = False
         self._asked = socket.socket(socket.AF_UNIX)
         self._runs = 0
         try:
@@ -184,6 +193,9 @@ class _Pair:
         nonce = secrets.token_hex(16)
         request = json.dumps({"nonce": nonce, "source": source}).encode()
         deadline = time.monotonic() + self._limits.seconds
+        if not self._together:
+            self._run_on({self.core})
+            self._together = True
         if check != self.check or self._runs >= _MAX_RUNS:
             self._begin_tests(check)
         self._runs += 1
@@ -205,6 +217,10 @@ class _Pair:
             raise LostError(f"the tests' process ended with {self._tests.end()['code']} and no report")
         return _finding(said, nonce, program, self._limits, self._program.out_of_memory())
 
+    def _run_on(self, allowed: Set[int]) -> None:
+        for warm in (self._program, self._tests):
+            cores.place(warm.process_id, allowed)
+
     def _begin_tests(self, check: str) -> None:
         """A new process for the tests of another task. Raises LostError."""
         self._end_tests()
@@ -222,6 +238,11 @@ class _Pair:
 
     def _answer(self, deadline: float) -> bytes | None:
         """What the tests' process has found, nothing when it has ended; None when that takes too long."""
+        waiting = select.poll()
+        waiting.register(self._asked, select.POLLIN)
+        if not waiting.poll(_SOON_SECONDS * 1000):
+            self._run_on(self._anywhere)  # it computes, perhaps beside another that does
+            self._together = False
         try:
             self._asked.settimeout(max(0.001, deadline - time.monotonic()))
             header = received(self._asked, LENGTH.size)
@@ -285,6 +306,10 @@ class _Warm:
         if "machine" in answer:
             raise LostError(str(answer["machine"]))
         return answer
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
 
     def out_of_memory(self) -> bool:
         """Whether a process was killed for memory since this was last asked."""

@@ -7,22 +7,27 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from rft.tasks.bfcl import bfcl_tasks
 from rft.tasks.humaneval import humaneval_tasks
 from rft.tasks.jsonl import read_tasks
 from rft.tasks.task import Task
 from supervisor.problems import InputError
 
-HUMANEVAL = "humaneval"
-BENCHES = (HUMANEVAL,)
+HUMANEVAL, BFCL = "humaneval", "bfcl"
+BENCHES = (HUMANEVAL, BFCL)
 
 
 def bench_tasks(name_or_path: str) -> Iterator[Task]:
-    """The tasks of ``humaneval``, or of a JSONL file or glob, in order; their source is the bench's name.
+    """The tasks of ``humaneval``, of ``bfcl`` (its usual categories), or of a JSONL file or glob, in order; their
+    source is the bench's name.
 
     Raises InputError when there are none, or one cannot be read.
     """
     if name_or_path == HUMANEVAL:
         yield from humaneval_tasks(HUMANEVAL)
+        return
+    if name_or_path == BFCL:
+        yield from bfcl_tasks(BFCL)
         return
     path = Path(name_or_path).expanduser()
     if "/" not in name_or_path and not path.exists() and not path.suffix and "*" not in name_or_path:

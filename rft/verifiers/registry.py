@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from rft.config import JudgeSection
 from rft.verifiers.verifier import Verifier
@@ -41,34 +41,14 @@ class Kind:
 
 
 _OWN: Mapping[str, str] = {
-    "python_tests": "rft.verifiers.registry:PYTHON_TESTS",
+    "python_tests": "rft.verifiers.python_tests:KIND",
     "command": "rft.verifiers.command:KIND",
     "json_schema": "rft.verifiers.json_schema:KIND",
+    "function_calls": "rft.verifiers.function_calls:KIND",
     "maths": "rft.verifiers.maths:KIND",
     "reasoning_gym": "rft.verifiers.reasoning_gym:KIND",
     "python": "rft.verifiers.plugin:KIND",
 }
-
-
-class PlainSettings(Section):
-    """Settings that a verifier checks by itself."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-def _python_tests(settings: PlainSettings, judge: JudgeSection) -> Verifier:
-    from rft.verifiers.python_tests import PythonTests
-
-    return PythonTests(settings.model_dump(), judge)
-
-
-def _python_tests_problems(settings: PlainSettings) -> list[str]:
-    from rft.verifiers.python_tests import settings_problems
-
-    return settings_problems(settings.model_dump())
-
-
-PYTHON_TESTS = Kind(PlainSettings, _python_tests, check=_python_tests_problems)
 
 
 class UnknownVerifierError(Exception):

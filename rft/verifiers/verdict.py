@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -36,6 +37,7 @@ class Verdict(msgspec.Struct, frozen=True):
     for people and for error-correction data: a traceback, a compiler's message, at most MAX_DIAGNOSTIC characters,
     secrets scrubbed. ``passed`` of ``expected`` tests, None where nothing is counted. ``score`` from 0 to 1 where a
     verifier grades; else 1 for accepted and 0 for rejected and timeout, None for error. ``seconds`` of wall time.
+    ``metrics``: more that was found, each from 0 to 1, by names that every verdict of a verifier has but for errors.
     """
 
     outcome: Outcome
@@ -48,6 +50,7 @@ class Verdict(msgspec.Struct, frozen=True):
     expected: int | None = None
     score: float | None = None
     seconds: float = 0.0
+    metrics: Mapping[str, float] = {}
 
     @property
     def reward(self) -> float | None:

@@ -22,7 +22,9 @@ from supervisor.state import read_state
 LOOK_SECONDS = 0.1
 STEPS = 8
 """Optimiser steps: the first ones warm up, the rest is the measurement."""
-ALONE = ("limits.admission=off", "launch.standby=off", "notify.command=[]")
+ALONE = (
+    "limits.admission=off", "launch.standby=off", "notify.command=[]", "notify.urls_file=null", "notify.ping_file=null",
+)  # fmt: skip
 """Nobody is told of a run that is thrown away."""
 BEYOND_GRACE_SECONDS = 15.0
 """For the supervisor of the probe to end, after the grace that it gives its trainer."""

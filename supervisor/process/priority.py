@@ -16,19 +16,32 @@ _CAP_SYS_NICE = 23
 def give_way(pid: int) -> Callable[[], None]:
     """Lower the priority of a process that has just been started; what is returned restores it for all its threads.
 
-    An ordinary user may not raise a nice value again that he lowered, but that of a session's scheduling group. Where
-    neither can be restored, nothing is changed.
+    Nice values weigh only against the same session where the kernel groups sessions for scheduling (autogroup), and
+    there the group's own counts against others: both are lowered. An ordinary user may not raise a nice value again
+    that he lowered, but that of a session's group. What cannot be restored is not changed.
     """
-    before = os.getpriority(os.PRIO_PROCESS, pid)
-    if before >= GIVE_WAY:
-        return lambda: None
-    if _may_raise_to(before):
-        os.setpriority(os.PRIO_PROCESS, pid, GIVE_WAY)
-        return lambda: _set_all(pid, before)
+    undo: list[Callable[[], None]] = []
     group = Path(f"/proc/{pid}/autogroup")
-    if _write(group, GIVE_WAY):
-        return lambda: _restore(group)
-    return lambda: None
+    if _leads_session(pid) and _write(group, GIVE_WAY):
+        undo.append(lambda: _restore(group))
+    before = os.getpriority(os.PRIO_PROCESS, pid)
+    if before < GIVE_WAY and _may_raise_to(before):
+        os.setpriority(os.PRIO_PROCESS, pid, GIVE_WAY)
+        undo.append(lambda: _set_all(pid, before))
+
+    def restore() -> None:
+        for each in undo:
+            each()
+
+    return restore
+
+
+def _leads_session(pid: int) -> bool:
+    """Is the session its own? Otherwise its scheduling group is that of others as well."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _may_raise_to(nice: int) -> bool:

@@ -80,6 +80,10 @@ class RunPaths:
         """What the supervisor's sensors saw last; not durable."""
         return self.root / "sensors.json"
 
+    def kept_batches(self, rank: int = 0) -> Path:
+        """Batches of the evaluation that the trainer is in, or was in last (``trainer/kept_batches.py``)."""
+        return self.root / (f".evaluation-rank-{rank}.jsonl" if rank else ".evaluation.jsonl")
+
     @property
     def supervisor_lock(self) -> Path:
         return self.root / "supervisor.lock"

@@ -83,9 +83,12 @@ class FillHistory:
             self._long = self._long[::2]
             self._step = 1.5 * (self._long[-1].time - self._long[0].time) / (len(self._long) - 1) / 2
 
+    def over_time(self) -> tuple[Sample, ...]:
+        """From the first sample to the newest one, at most 65 of them."""
+        newest = self._recent[-1:]
+        return tuple(self._long if self._long[-1:] == newest else [*self._long, *newest])
+
     def forecast(self, reserved: float = 0.0) -> Forecast | None:
         """The earlier of what the last minutes and what the whole history say."""
-        newest = self._recent[-1:]
-        long = self._long if self._long[-1:] == newest else [*self._long, *newest]
-        found = [forecast(self._recent, reserved), forecast(long, reserved)]
+        found = [forecast(self._recent, reserved), forecast(self.over_time(), reserved)]
         return min((each for each in found if each is not None), key=lambda each: each.seconds, default=None)

@@ -13,7 +13,7 @@ from supervisor.sensors.gpu import Gpus, GpuSensor
 from supervisor.sensors.host import read_host
 from supervisor.sensors.kernel_log import KernelLog
 from supervisor.sensors.mounts import RUN_DIRECTORY, read_mounts
-from supervisor.sensors.report import MountForecast
+from supervisor.sensors.report import MountFill, MountForecast
 from supervisor.sensors.snapshot import Snapshot, Unknown
 
 SNAPSHOT_SECONDS = 10.0
@@ -93,6 +93,10 @@ class Sensors:
                 )
             )
         return tuple(found)
+
+    def fill(self) -> tuple[MountFill, ...]:
+        """Free bytes of each mount since the supervisor began."""
+        return tuple(MountFill(mount, size.over_time()) for mount, (size, _) in self._fill.items())
 
     def close(self) -> None:
         self._gpu.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from supervisor.protocol.atomic import STAGING_PREFIX
-from supervisor.sensors.forecast import Forecast
+from supervisor.sensors.forecast import Forecast, Sample
 from supervisor.sensors.snapshot import Snapshot
 
 
@@ -25,9 +25,17 @@ class MountForecast(msgspec.Struct, frozen=True):
         return min((each.seconds for each in (self.bytes, self.inodes) if each is not None), default=None)
 
 
+class MountFill(msgspec.Struct, frozen=True):
+    """Free bytes of a mount over time, as the forecast sees them: monotonic seconds, our checkpoints as free."""
+
+    mount: str
+    samples: tuple[Sample, ...]
+
+
 class SensorReport(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     forecasts: tuple[MountForecast, ...]
+    fill: tuple[MountFill, ...] = ()
 
 
 _encoder = msgspec.json.Encoder()

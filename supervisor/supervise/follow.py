@@ -26,6 +26,7 @@ from supervisor.sensors.disk import FULL_ERRORS, disk_space, human_bytes
 from supervisor.supervise.foreign import foreign_kind, quarantine_folder, shown_place
 from supervisor.supervise.opening import Run
 from supervisor.supervise.sensing import Sensing
+from supervisor.view.wording import number
 
 DISK_SECONDS = 5.0
 ROOM_MARGIN_BYTES = 1 << 20
@@ -174,6 +175,10 @@ def take_facts(run: Run, event: Event) -> None:
         run.state.tokens_seen = tokens
     if isinstance(planned, int):
         run.state.planned_steps = planned
+    if event.kind == "progress" and (loss := number(event.data, "loss")) is not None:
+        run.state.loss = loss
+    if event.kind == "evaluation" and (loss := number(event.data, "eval_loss")) is not None:
+        run.state.eval_loss = loss
 
 
 def quarantine(run: Run, path: Path, step: int, faults: Sequence[object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from supervisor.protocol.events import EventLog
@@ -33,6 +33,8 @@ class Journal:
         self._left_out: dict[str, str | None] = {}
         self._waiting: list[tuple[str, str, int | None, int, dict[str, Any]]] = []
         self._written_at = 0.0
+        self.hears: Callable[[str, str], None] | None = None
+        """Told of every event, by its kind and message."""
 
     def event(self, kind: str, message: str = "", *, step: int | None = None, **data: Any) -> None:
         """Append an event of the present attempt."""
@@ -40,6 +42,8 @@ class Journal:
             return
         self._waiting.append((kind, message, step, self.state.attempt, data))
         self._flush()
+        if self.hears is not None:
+            self.hears(kind, message)
 
     def leave_out(self, kinds: Mapping[str, str | None]) -> None:
         """Do not write the next event of each of these kinds: its message, or any (None), is in the log already.

@@ -18,7 +18,7 @@ from supervisor.diagnosis.diagnose import diagnose
 from supervisor.diagnosis.kinds import FailureKind
 from supervisor.diagnosis.values import Diagnosis, Evidence, fingerprint
 from supervisor.jobs import Relief, keeps_own_state
-from supervisor.notify import notify
+from supervisor.notify import Teller
 from supervisor.process.adopted import RunningTrainer
 from supervisor.process.leftovers import end_leftovers, subreaper
 from supervisor.process.signals import SignalQueue
@@ -102,9 +102,14 @@ class _Loop:
         self.signals = signals
         self.wall = TimeWall(run, self._tell)
         self.stop = StopRequest(signals, self.wall)
-        self.on_tick = on_tick
+        self.notify = run.config.own.notify
+        self.teller = Teller(lambda sentence: run.journal.event("warning", sentence))
+        self.pinged_at: float | None = None
+        self.shown = on_tick
+        self.on_tick = self._tick
+        run.journal.hears = self._hear
         self.sensing = sensing
-        self.gpu_wait = GpuWait(run, sensing, signals, self.stop, on_tick)
+        self.gpu_wait = GpuWait(run, sensing, signals, self.stop, self._tick)
         self.spare = spare
         self.resumed_step: int | None = None
 
@@ -407,13 +412,26 @@ class _Loop:
         run.journal.use_reserve()
         end_snapshots(run, completed=stop.outcome is Outcome.COMPLETED)
         self._tell("gave_up" if stop.outcome is Outcome.FAILED_CONFIG else stop.outcome.value, explanation)
-        self.on_tick()
+        self.teller.finish()
+        self.shown()
         return stop.outcome
 
+    def _tick(self) -> None:
+        """About twice a second while something is going on."""
+        self.teller.look()
+        now = time.monotonic()
+        if self.notify.ping_file and (self.pinged_at is None or now - self.pinged_at >= 60 * self.notify.ping_minutes):
+            self.pinged_at = now
+            self.teller.ping(self.notify)
+        self.shown()
+
+    def _hear(self, kind: str, message: str) -> None:
+        """Of the events, what people who aren't watching may want to know at once."""
+        if kind in ("disk_forecast", "gate"):
+            self._tell(kind, message)
+
     def _tell(self, what: str, message: str) -> None:
-        run, own = self.run, self.run.config.own
-        if what not in own.notify.on or not own.notify.command:
-            return
+        run = self.run
         payload = {
             "event": what,
             "run": run.state.id,
@@ -423,5 +441,4 @@ class _Loop:
             "planned_steps": run.state.planned_steps,
             "message": message,
         }
-        if problem := notify(own.notify.command, payload):
-            run.journal.event("warning", problem)
+        self.teller.tell(self.notify, what, payload)

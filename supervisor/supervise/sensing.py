@@ -62,7 +62,7 @@ class Sensing:
             self._journal.event(alarm.kind, alarm.message, **alarm.data)
         self._before = snapshot
         try:
-            write_report(self._paths.sensors, SensorReport(snapshot, forecasts))
+            write_report(self._paths.sensors, SensorReport(snapshot, forecasts, self._sensors.fill()))
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from supervisor.sensors.report import SensorReport, read_report
 from supervisor.state import Outcome, RunState, read_state
 from supervisor.view.wording import describe, number
 
-RECENT_EVENTS = 20
+RECENT_EVENTS = 60
 LOSSES_KEPT = 4096
 
 
@@ -32,6 +32,7 @@ class RunView:
     ``new_events`` came since the view before; ``recent_events`` are the last ones worth a line.
     ``supervisor_alive``: whether a process holds the supervisor's lock.
     ``sensors``: what the supervisor's sensors saw last, about ten seconds ago while it runs.
+    ``gates``: the newest result of each gate, by its name.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class RunView:
     supervisor_alive: bool
     sensors: SensorReport | None = None
     eval_loss_stderr: float | None = None
+    gates: Mapping[str, Event] = field(default_factory=dict)
     progress_message: str = ""
 
     @property
@@ -100,6 +102,7 @@ class _History:
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     eval_loss: tuple[int | None, float] | None = None
     eval_loss_stderr: float | None = None
+    gates: dict[str, Event] = field(default_factory=dict)
     recent: deque[Event] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
 
     def add(self, events: Iterable[Event]) -> None:
@@ -110,6 +113,8 @@ class _History:
                 self.progress, self.progress_message = {}, ""
             elif event.kind == "evaluation":
                 self.add_evaluation(event)
+            elif event.kind == "gate":
+                self.gates[str(event.data.get("gate", "gate"))] = event
             if describe(event) is not None:
                 self.recent.append(event)
 
@@ -151,6 +156,7 @@ class Follower:
             losses=tuple(self._history.losses),
             eval_loss=self._history.eval_loss,
             eval_loss_stderr=self._history.eval_loss_stderr,
+            gates=dict(self._history.gates),
             new_events=tuple(events),
             recent_events=tuple(self._history.recent),
             trainer_rss_bytes=_resident_bytes(state, heartbeat),

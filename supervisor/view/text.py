@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 _ESCAPES = re.compile(
@@ -14,6 +15,7 @@ _ESCAPES = re.compile(
     re.DOTALL,
 )
 _ASCII = {
+    0x00B1: "+-",
     0x00B7: "-",  # middle dot
     0x00D7: "x",
     0x2013: "-",
@@ -49,6 +51,10 @@ def printable(text: str, stream: TextIO) -> str:
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
 
 
+def plain_ascii(text: str) -> str:
+    return text.translate(_ASCII).encode("ascii", "replace").decode()
+
+
 def is_unicode(stream: TextIO) -> bool:
     return (stream.encoding or "ascii").lower().replace("-", "").startswith("utf")
 
@@ -73,16 +79,47 @@ def count(number: float) -> str:
 def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> str:
     """``values`` in at most ``width`` characters, each the mean of its share; the lowest is the lowest bar."""
     bars = _BARS if unicode else _ASCII_BARS
-    if not values or width < 1:
+    means = _means(values, width)
+    if not means:
         return ""
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(bars[min(len(bars) - 1, int((mean - low) / span * len(bars)))] for mean in means)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines of characters, the highest first; ``high`` and ``low`` are the values of its upper and lower edge."""
+
+    lines: tuple[str, ...]
+    high: float
+    low: float
+
+
+def chart(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> Chart:
+    """``values`` (at least one) as bars from the lower edge, each the mean of its share. A bar is never empty."""
+    means = _means(values, width)
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    steps = len(_BARS) if unicode else 1
+    heights = [1 + round((mean - low) / span * (height * steps - 1)) for mean in means]
+    full = _BARS[-1] if unicode else "#"
+    lines = []
+    for row in range(height - 1, -1, -1):
+        above = (tall - row * steps for tall in heights)
+        lines.append("".join(full if over >= steps else _BARS[over - 1] if over > 0 else " " for over in above))
+    return Chart(tuple(lines), high, low)
+
+
+def _means(values: Sequence[float], width: int) -> list[float]:
+    if not values or width < 1:
+        return []
     columns = min(width, len(values))
     means = []
     for column in range(columns):
         share = values[column * len(values) // columns : (column + 1) * len(values) // columns]
         means.append(sum(share) / len(share))
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
-    return "".join(bars[min(len(bars) - 1, int((mean - low) / span * len(bars)))] for mean in means)
+    return means
 
 
 def progress_bar(done: float, width: int, *, unicode: bool = True) -> str:

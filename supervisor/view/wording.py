@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from supervisor.protocol.events import Event
+from supervisor.redact import hide_secrets
 from supervisor.sensors.disk import human_bytes
 from supervisor.view.text import clean, count
 
@@ -15,7 +16,7 @@ _ROUTINE = frozenset({"progress", "phase", "checkpoint_verified", "checkpoint_de
 _WHOLE_SENTENCES = frozenset(
     {
         "adopted", "already_completed", "attempt_ended", "attempt_started", "best", "checkpoint_quarantined",
-        "disk_forecast", "disk_low", "ended_unseen", "leftovers_killed", "rank_ended", "run_continued",
+        "disk_forecast", "disk_low", "ended_unseen", "gate", "leftovers_killed", "rank_ended", "run_continued",
         "standby_discarded", "standby_lost", "standby_ready", "standby_skipped", "standby_took_over", "stood_still",
         "stop_requested", "stray_trainer", "stray_trainer_ended", "trainer_stopped", "waited", "waiting",
     }
@@ -31,10 +32,10 @@ MAX_CHARACTERS = 600
 
 
 def describe(event: Event) -> str | None:
-    """One line about an event, or None when it is routine. Free of control characters."""
+    """One line about an event, or None when it is routine. Free of control characters and of secrets."""
     if event.kind in _ROUTINE:
         return None
-    text = _special(event) or clean(event.message)
+    text = str(hide_secrets(_special(event) or clean(event.message)))
     if not text:
         return None
     if event.kind in _WHOLE_SENTENCES:
@@ -49,7 +50,15 @@ def is_alarming(event: Event) -> bool:
 
 def clock(moment: float) -> str:
     """Local time of day of Unix seconds."""
-    return time.strftime("%H:%M:%S", time.localtime(moment))
+    return local_time(moment, "%H:%M:%S")
+
+
+def local_time(moment: float, form: str) -> str:
+    """Unix seconds as local time, ``?`` for what is no moment: a trainer may write anything into its events."""
+    try:
+        return time.strftime(form, time.localtime(moment))
+    except (OSError, OverflowError, ValueError):
+        return "?"
 
 
 def number(data: Mapping[str, Any], key: str) -> float | None:

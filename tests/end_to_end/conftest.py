@@ -1,6 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
+
 from real_runs import QUICK, log_of, run
 
 

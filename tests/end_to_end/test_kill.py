@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from real_runs import (
     Kill,
     Moment,
     events,
+    faults,
     final_manifest,
     log_of,
     random_moments,
@@ -23,6 +25,7 @@ from real_runs import (
 )
 
 from supervisor.protocol.heartbeat import Phase
+from supervisor.protocol.paths import RunPaths
 
 PLAIN: Mapping[str, Any] = {"limits.backoff_seconds": 0.0, "limits.admission": "off"}
 """configs/tiny.yaml as it is."""
@@ -84,6 +87,33 @@ def test_kills_far_from_a_checkpoint_lose_one_step_at_most(tmp_path: Path, undis
     assert same_adapter(tmp_path / "run", undisturbed)
     assert (tmp_path / "run" / "best").readlink() == (undisturbed / "best").readlink()
     assert not list((tmp_path / "run" / "checkpoints").glob(".staging-*"))
+
+
+IN_BATCHES: Mapping[str, Any] = {**QUICK, "data.validation.max_rows": 8, "eval.per_device_eval_batch_size": 1}
+"""An evaluation of about twenty batches, after every second step."""
+
+
+# proves SUP-11, TRN-8, TRN-12: with the supervisor or without; each evaluation comes to what it would have come to
+@pytest.mark.slow
+@pytest.mark.parametrize("supervisor_too", [False, True])
+def test_an_evaluation_goes_on_behind_what_it_had(tmp_path: Path, supervisor_too: bool) -> None:
+    reference, place = tmp_path / "reference", tmp_path / "run"
+    assert run(reference, IN_BATCHES) == 0, log_of(reference).read_text()
+    fault = {"do": "die_evaluating", "at": 6, "batch": 5, "attempt": 1, "supervisor": supervisor_too}
+    code = run(place, {**IN_BATCHES, **faults(fault)})
+    if supervisor_too:
+        assert code == -signal.SIGKILL
+        code = run(place, {**IN_BATCHES, **faults(fault)})
+    assert code == 0, log_of(place).read_text()
+    (resumed,) = events(place, "evaluation_resumed")
+    assert (resumed.attempt, resumed.step, resumed.data["batches"]) == (2, 6, 5)
+    assert same_adapter(place, reference)
+    found, expected = (
+        [(event.step, event.data["eval_loss"], event.data["verdict"]) for event in events(each, "evaluation")]
+        for each in (place, reference)
+    )
+    assert found == expected and len(expected) > 5
+    assert not RunPaths(place).kept_batches().exists()
 
 
 # proves SUP-1, TRN-12: ten kills at random moments in each of two settings

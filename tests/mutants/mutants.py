@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "clipping is off",
         "TRN-2",
-        "trainer/sft.py",
+        "trainer/training_arguments.py",
         "max_grad_norm=train.max_grad_norm",
         "max_grad_norm=0.0",
         "trainer/test_accumulation.py::test_the_norm_is_cut_and_what_is_logged_is_what_the_optimiser_gets",
@@ -178,6 +178,30 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # --- evaluation -------------------------------------------------------------------------------------
     _mutant(
+        "what was evaluated of other weights is used",
+        "TRN-8",
+        "trainer/evaluation_pass.py",
+        "EvaluationKey(lineage, step, adapter_digest(adapter),",
+        'EvaluationKey(lineage, step, "",',
+        "trainer/test_kept_batches.py::test_a_key_tells_evaluations_apart",
+    ),
+    _mutant(
+        "an evaluation that was cut off begins anew",
+        "SUP-11",
+        "trainer/evaluation_pass.py",
+        "        done = min(self.ranks.gather(len(kept)))",
+        "        done = 0 * min(self.ranks.gather(len(kept)))",
+        "trainer/test_kept_batches.py::test_only_what_is_missing_is_evaluated",
+    ),
+    _mutant(
+        "a batch is evaluated for another one's rows after a crash",
+        "TRN-8",
+        "trainer/evaluation_pass.py",
+        "[first * self.batch_bins :]]",
+        "[first * self.batch_bins + 1 :]]",
+        "trainer/test_kept_batches.py::test_only_what_is_missing_is_evaluated",
+    ),
+    _mutant(
         "the split leaks answers",
         "TRN-8",
         "trainer/data/split.py",
@@ -277,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a key of the YAML is ignored",
         "TRN-9",
-        "trainer/sft.py",
+        "trainer/training_arguments.py",
         "        weight_decay=train.weight_decay,",
         "        weight_decay=0.0,",
         "trainer/test_knobs.py::test_the_knob_is_what_the_run_did[train.weight_decay]",
@@ -406,15 +430,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "trainer/test_evaluations.py::test_more_than_four_passes_are_refused_unless_forced",
     ),
     # --- numbers that aren't any ------------------------------------------------------------------------
-    Mutant(
-        "NaN is replaced by a running mean in the log",
+    _mutant(
+        "a step is taken with a gradient that is not finite",
         "TRN-15",
         "trainer/sft.py",
-        (
-            ("        if not np.isfinite(value):", "        if not np.isfinite(value) and not model:"),
-            ("logging_nan_inf_filter=False", "logging_nan_inf_filter=True"),
-        ),
-        "tests/trainer/test_non_finite.py::test_a_non_finite_gradient_stops_before_the_optimiser",
+        "        if not np.isfinite(value):",
+        "        if not np.isfinite(value) and not model:",
+        "trainer/test_non_finite.py::test_a_non_finite_gradient_stops_before_the_optimiser",
     ),
     _mutant(
         "weights that are not finite are saved",

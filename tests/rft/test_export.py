@@ -105,7 +105,8 @@ def test_rows_with_a_bench_item_stay_out_and_are_listed(tmp_path: Path) -> None:
 
 
 def test_what_is_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
-    place, other = finished(tmp_path / "r", toy_tasks(6)), finished(tmp_path / "s", toy_tasks(6))
+    (tmp_path / "elsewhere").mkdir()
+    place, other = finished(tmp_path / "r", toy_tasks(6)), finished(tmp_path / "elsewhere" / "r", toy_tasks(6))
     out = tmp_path / "corpus.jsonl"
     out.write_text("mine\n")
     with pytest.raises(InputError, match=r"corpus.jsonl exists and was not written from"):

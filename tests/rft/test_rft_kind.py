@@ -14,7 +14,7 @@ from toy_job import sections
 from rft.config import RftSections
 from rft.job import RFT
 from supervisor.cli import main
-from supervisor.jobs import keeps_own_state, load_kind
+from supervisor.jobs import keeps_own_state, load_kind, wanted_device
 
 ROOT = Path(__file__).parents[2]
 TASK = {"id": "add", "prompt": "Add.", "tests": ["assert add(1, 2) == 3"], "entry_point": "add"}
@@ -35,6 +35,15 @@ def job(place: Path, **changed: Any) -> Path:
 
 def test_the_kind_is_installed_and_keeps_its_own_state() -> None:
     assert load_kind("rft") is RFT and keeps_own_state(RFT) and RFT.command(sections())[-1] == "rft"
+
+
+# proves SUP-18: a job whose samples another server draws needs no GPU of this machine
+def test_the_device_that_a_job_asks_for() -> None:
+    def device(**sampler: str) -> str:
+        return wanted_device(RFT, sections(sampler={"model": "toy", **sampler}))
+
+    assert (device(), device(device="cuda")) == ("auto", "cuda")
+    assert device(type="openai", base_url="http://localhost/v1") == "cpu"
 
 
 # proves law 1 for this package: what starts and plans a job holds no torch

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from toy_job import ToySampler, ToyVerifier, final_set, parts, run, sections, toy_tasks
+from toy_job import ToySampler, ToyVerifier, attempt, final_set, parts, run, sections, toy_tasks
 
-from rft.run import BACKLOG_PER_WORKER, JudgeGoneError, SamplerGoneError
-from rft.samplers.sampler import Completion, Refused, Request
+from rft.diversity import answer_key
+from rft.progress import Progress
+from rft.run import BACKLOG_PER_WORKER, JudgeGoneError, SamplerGoneError, run_attempt
+from rft.samplers.sampler import Completion, Refused, Request, SamplerLostError
 from rft.store import Store
 from rft.tasks.task import Check, Task
+from rft.verifiers.cache import CachedVerifier
 from supervisor.protocol.attempt import ExitKind
 from supervisor.protocol.events import read_events
 from supervisor.protocol.heartbeat import read_heartbeat
 from supervisor.protocol.paths import RunPaths
 from trainer.data.messages import Message
 from trainer.errors import CheckpointIncompatibleError, DataProblemError, StopRequestedError
+from trainer.reporting import Reporter
 
 FIXED = {"budget": {"adaptive": False}}
 
@@ -100,6 +106,94 @@ def test_a_complete_job_needs_no_sampler(tmp_path: Path) -> None:
             raise AssertionError("it was started")
 
     assert run(tmp_path, parts(toy_tasks(5), Unusable()), number=2).kind is ExitKind.COMPLETED
+
+
+class Restarting(ToySampler):
+    """Dies after 20 samples and loads for so many turns; ``at_load`` is called at the first of them."""
+
+    def __init__(self, turns: int, at_load: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._turns, self._at_load = turns, at_load
+
+    def wait(self, seconds: float) -> list[Completion | Refused]:
+        if len(self.asked) < 20 or not self._turns:
+            self.loading = False
+            return super().wait(seconds)
+        if not self.loading:
+            self._at_load()
+        self.loading = True
+        self._turns -= 1
+        return []
+
+
+# proves RFT-1: a sampler that is started again is no hang, however long it loads
+def test_the_heartbeat_goes_on_while_a_sampler_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+    monkeypatch.setattr(Progress, "alive", lambda self: beats.append(1))
+    assert run(tmp_path, parts(toy_tasks(20), Restarting(turns=50))).kind is ExitKind.COMPLETED
+    silent = len(beats)
+    beats.clear()
+    assert run(tmp_path / "other", parts(toy_tasks(20), Restarting(turns=0))).kind is ExitKind.COMPLETED
+    assert silent >= len(beats) + 50
+
+
+# proves SUP-6: SIGTERM does not wait for a model to load
+def test_asked_to_stop_while_a_sampler_loads(tmp_path: Path) -> None:
+    sampler = Restarting(turns=10**9, at_load=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    spec = attempt(tmp_path)
+    with pytest.raises(StopRequestedError):  # and not after 0.4 times a day
+        run_attempt(sections(), spec, Reporter(spec), 86_400.0, parts(toy_tasks(20), sampler))
+    assert final_set(tmp_path), "what was drawn before is stored"
+
+
+# proves RFT-7: what a sampler costs while it loads, and when it is lost, is counted
+def test_seconds_of_loading_and_of_a_lost_sampler_are_spent(tmp_path: Path) -> None:
+    class Slow(ToySampler):
+        def start(self, beat: Callable[[], None] = lambda: None) -> Any:
+            time.sleep(0.3)
+            return super().start(beat)
+
+        def wait(self, seconds: float) -> Any:
+            time.sleep(0.2)
+            raise SamplerLostError("gone at once")
+
+    with pytest.raises(SamplerGoneError):
+        run(tmp_path, parts(toy_tasks(20), Slow()))
+    with Store.read(tmp_path) as store:
+        assert store.seconds()[1] >= 0.5
+
+
+# proves RFT-6: which answers are the same is one question, whenever they were drawn
+def test_another_corpus_distinct_compares_all_answers_anew(tmp_path: Path) -> None:
+    def keys() -> list[str | None]:
+        with Store.read(tmp_path) as store:
+            return [state.key for _, _, states in store.each_states() for state in states]
+
+    once = sections(**FIXED, corpus={"distinct": "text"})
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), once)
+    before = keys()
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), once, number=2)
+    assert keys() == before and not events(tmp_path, "change_accepted")
+    run(tmp_path, parts(toy_tasks(5), ToySampler()), sections(**FIXED, corpus={"distinct": "tokens"}), number=3)
+    accepted = [key for key in before if key]
+    assert f"{len(accepted)} accepted answers are compared anew" in events(tmp_path, "change_accepted")[0].message
+    assert len(accepted) == len([key for key in keys() if key]) and not set(accepted) & set(keys())
+    with Store.read(tmp_path) as store:
+        for number, _ in store.each_task():
+            for sample in store.samples(number):
+                assert sample.key == (answer_key(sample.text, "tokens") if sample.key else None)
+
+
+# proves RFT-7: a damaged cache costs nothing, and is spoken of
+def test_a_job_says_that_its_cache_of_verdicts_was_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    path.write_bytes(b"no database, but long enough to be taken for one" * 50)
+    cached = dataclasses.replace(
+        parts(toy_tasks(5), ToySampler()), build_verifier=lambda *_: CachedVerifier(ToyVerifier(), path)
+    )
+    assert run(tmp_path / "run", cached).kind is ExitKind.COMPLETED
+    (said,) = events(tmp_path / "run", "warning")
+    assert "the cache of verdicts was damaged" in said.message and "set aside" in said.message
 
 
 # proves RFT-4: a run directory belongs to one job

@@ -65,7 +65,9 @@ class ToySampler:
         self.asked: list[Request] = []
         self.closed = False
 
-    def start(self) -> SamplerIdentity:
+    loading = False
+
+    def start(self, beat: Callable[[], None] = lambda: None) -> SamplerIdentity:
         return SamplerIdentity("toy", "toy", self._digest, None, None, None, "t1", "toy 1", "cpu", "float32")
 
     def room(self) -> int:

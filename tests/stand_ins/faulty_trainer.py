@@ -7,6 +7,8 @@ the 1-based optimiser step in whose course it strikes:
 - ``oom``: out of memory in every step from ``at`` on while micro-batch x max_length exceeds ``limit``;
 - ``nan``: a NaN in the gradients;
 - ``exit``: the process ends at once with exit code ``code``;
+- ``die_evaluating``: SIGKILL in the evaluation after step ``at``, before its batch ``batch``; with ``supervisor`` true
+  the supervisor is killed first;
 - ``save_enospc``: no space left in the middle of a checkpoint's files;
 - ``poison_bin``: building a training batch with bin ``bin`` of the plan fails;
 - any name of mishaps.py: that happens in the middle of the step.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +58,8 @@ def strikes(fault: dict[str, Any], step: int) -> bool:
 
 
 class FaultyTrainer(SupervisedSFTTrainer):
+    evaluated = 0
+
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         step = self.state.global_step + 1
         train = self.sections.train
@@ -71,6 +76,17 @@ class FaultyTrainer(SupervisedSFTTrainer):
             gradient = next(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
             gradient.view(-1)[0] = float("nan")
         return loss
+
+    def _token_losses(self, inputs: dict[str, Any]) -> torch.Tensor:
+        step = self.state.global_step
+        for fault in faults_now():
+            if fault["do"] == "die_evaluating" and step == fault["at"]:
+                if self.evaluated == fault["batch"]:
+                    if fault["supervisor"]:
+                        os.kill(os.getppid(), signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.evaluated += 1
+        return super()._token_losses(inputs)
 
     def _write_trainer_state(self, staged: Path, state: StepState) -> None:
         if any(fault["do"] == "save_enospc" and strikes(fault, self.state.global_step) for fault in faults_now()):

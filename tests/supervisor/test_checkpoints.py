@@ -15,6 +15,7 @@ from supervisor.checkpoints import (
     delete_checkpoint,
     ever_saved,
     inspect_checkpoint,
+    inspect_lineage,
     link_checkpoint,
     linked_checkpoint,
     quarantine_checkpoint,
@@ -198,3 +199,30 @@ def test_delete_and_links(tmp_path: Path) -> None:
     assert linked_checkpoint(paths.best) == second
     delete_checkpoint(first)
     assert sorted(entry.name for entry in paths.checkpoints().iterdir()) == ["step-00000002"]
+
+
+# proves SUP-14: what cannot be brought to the disk is no checkpoint, whichever of the files it is
+@pytest.mark.parametrize("position", [0, 7, 30])
+def test_a_file_that_cannot_be_synced_leaves_nothing(tmp_path: Path, position: int) -> None:
+    def save_one_that_cannot() -> None:
+        with staged_directory(tmp_path / "step-00000001") as staged:
+            for number in range(31):
+                (staged / f"{number}").write_bytes(b"x")
+            (staged / f"{position}").unlink()
+            (staged / f"{position}").symlink_to("nowhere")
+
+    with pytest.raises(FileNotFoundError):
+        save_one_that_cannot()
+    assert list(tmp_path.iterdir()) == []
+
+
+# proves SUP-14: verified by several readers, every fault is found and the order stays
+def test_a_lineage_is_verified_in_order(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    for step in range(9, 0, -1):
+        save(paths, step)
+    for step in (2, 7):
+        flip_bit(paths.checkpoint(step) / FILES[1])
+    infos = inspect_lineage(paths.checkpoints())
+    assert [info.step for info in infos] == list(range(1, 10))
+    assert [info.step for info in infos if not info.good] == [2, 7]

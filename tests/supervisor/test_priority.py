@@ -43,6 +43,31 @@ def test_nice_is_lowered_and_restored_for_every_thread() -> None:
         child.communicate()
 
 
+# proves SUP-12: nice values do not count between sessions that the kernel schedules as groups, so both are lowered
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user may not raise a nice value")
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no scheduling groups of sessions here")
+def test_a_session_of_its_own_gives_way_in_both_ways(process: subprocess.Popen[str]) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, process.pid)
+    restore = give_way(process.pid)
+    assert (os.getpriority(os.PRIO_PROCESS, process.pid), group_nice(process.pid)) == (GIVE_WAY, GIVE_WAY)
+    restore()
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == before
+    wait_for(lambda: restore() is None and group_nice(process.pid) == 0)
+
+
+# proves SUP-12: in the session of others, their group is left alone
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no scheduling groups of sessions here")
+def test_the_group_of_others_is_not_touched() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        ours = group_nice(os.getpid())
+        give_way(child.pid)
+        assert group_nice(child.pid) == group_nice(os.getpid()) == ours
+    finally:
+        child.kill()
+        child.wait()
+
+
 # proves SUP-12: an ordinary user's standby gives way by its session's scheduling group, which may be raised again
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no scheduling groups of sessions here")
 def test_without_the_right_the_sessions_group_gives_way(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from supervisor.protocol.events import Event
 from supervisor.view.text import clean, count, duration, printable, progress_bar, sparkline
-from supervisor.view.wording import describe, number
+from supervisor.view.wording import clock, describe, number
 
 
 # proves SUP-19: what a trainer or a log says cannot move the cursor, set a title or turn text around
@@ -99,3 +99,8 @@ def test_describe(given_event: Event, expected: str | None) -> None:
 def test_only_finite_numbers_count() -> None:
     values = [1, 1.5, True, "1", None, float("nan"), float("inf")]
     assert [number({"x": value}, "x") for value in values] == [1, 1.5, None, None, None, None, None]
+
+
+# proves SUP-19: a trainer may write anything into its events
+def test_what_is_no_moment_has_no_time_of_day() -> None:
+    assert clock(1e30) == clock(-1e30) == clock(float("nan")) == clock(float("inf")) == "?"

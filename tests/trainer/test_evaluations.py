@@ -22,7 +22,9 @@ from trainer.early_stop import Standing, Verdict
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError, DataProblemError
 from trainer.eval_noise import RowLosses
 from trainer.evaluation import Evaluated, Evaluations, too_small, training_sample
+from trainer.evaluation_pass import EvaluationPass
 from trainer.head_loss import IGNORED
+from trainer.kept_batches import EvaluationKey, KeptBatches
 
 # --- row by row ---------------------------------------------------------------------------------------
 
@@ -39,13 +41,16 @@ def alone(run: Attempt, collator: BinCollator, row: int) -> tuple[float, int]:
 
 # proves TRN-8: each row's loss is its own, whatever it was packed with
 @pytest.mark.parametrize("flatten", [False, True])
-def test_losses_come_row_by_row(plain_run: Attempt, flatten: bool) -> None:
+def test_losses_come_row_by_row(plain_run: Attempt, tmp_path: Path, flatten: bool) -> None:
     trainer, bins = plain_run.built, plain_run.built.data_collator
     sample = training_sample(bins.rows, 100, seed=1)
     assert len(sample) == len(bins.rows), "there are fewer training rows than are wanted"
     own = trainer.eval_bins
     collator = BinCollator(own.rows, own.plan, own.pad_token_id, flatten)
-    losses = trainer._row_losses(collator, trainer._bins_in_order(collator))
+    key = EvaluationKey(1, 5, "", "", "")
+    kept = KeptBatches(tmp_path / "kept.jsonl", pytest.fail)
+    whole = EvaluationPass(collator, trainer.evaluation_pass.sample, 4, trainer.ranks, trainer.reporter, kept)
+    losses = whole.run(key, trainer._token_losses).validation
     expected = [alone(plain_run, collator, row) for row in range(len(own.rows))]
     assert losses.tokens.tolist() == [tokens for _, tokens in expected]
     assert losses.nats.tolist() == pytest.approx([nats for nats, _ in expected], rel=1e-5)

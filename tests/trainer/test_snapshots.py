@@ -162,11 +162,11 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
     steps: list[int] = []
     finish = snapshots._Slot.finish
 
-    def slow(self: Any, state: Any, *args: Any) -> float:
+    def slow(self: Any, state: Any, *args: Any) -> None:
         steps.append(state.progress.step)
         if state.progress.step == 3:
             assert gate.wait(60)
-        return finish(self, state, *args)
+        finish(self, state, *args)
 
     class Opens(SupervisedSFTTrainer):
         whole: list[int]
@@ -184,6 +184,32 @@ def test_a_slow_writer_is_skipped_not_waited_for(tiny: Tiny, memory: Path, monke
     assert run.data_of("snapshots")["skipped"] >= 2
     assert steps[:3] == [1, 2, 3] and steps[3] > 5
     assert sealed_slots(memory)[0][0].manifest.step == steps[-1]
+
+
+# proves SUP-11: the optimiser waits for the copy, however long that takes; what is saved is the step's own state
+def test_no_tensor_changes_while_it_is_copied(tiny: Tiny, hard: Attempt, memory: Path, monkeypatch: Any) -> None:
+    fill, wait_for_copy = snapshots._Slot.fill, snapshots.Snapshots.wait_for_copy
+    asked = threading.Event()
+
+    def late(self: Any, *args: Any, **options: Any) -> Any:
+        asked.wait(1.0)  # the last one is never waited for
+        asked.clear()
+        return fill(self, *args, **options)
+
+    def ask(self: Any) -> None:
+        asked.set()
+        wait_for_copy(self)
+
+    monkeypatch.setattr(snapshots._Slot, "fill", late)
+    monkeypatch.setattr(snapshots.Snapshots, "wait_for_copy", ask)
+    seen = Attempt(RunPaths(tiny.root / "late-copy"))
+    with pytest.raises(RuntimeError, match="scripted"):
+        tiny.run("late-copy", HARD, trainer_class=FailsInTheNextStep, seen=seen, snapshots=memory)
+    for sealed, slot in sealed_slots(memory):
+        checkpoint = seen.paths.checkpoint(sealed.manifest.step)
+        save_snapshot(slot, sealed, checkpoint)
+        assert_same_checkpoint(checkpoint, hard.paths.checkpoint(sealed.manifest.step))
+    assert len(sealed_slots(memory)) == 2
 
 
 # proves SUP-14: what is not finite is never sealed

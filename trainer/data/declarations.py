@@ -15,7 +15,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -89,6 +89,14 @@ def python_files(top: Path) -> Iterator[Path]:
                 continue
             if is_source_file(path := Path(folder, name)):
                 yield path
+
+
+def is_source_name(path: PurePath) -> bool:
+    """Whether functions are taken from a file of this name, relative to the top of its tree."""
+    name = path.name
+    if not name.endswith(".py") or name.startswith(("test_", ".")) or name.endswith("_test.py"):
+        return False
+    return not any(map(_skipped, path.parts[:-1]))
 
 
 def is_source_file(path: Path) -> bool:

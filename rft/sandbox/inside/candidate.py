@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import linecache
 import operator
@@ -62,8 +63,13 @@ class Program:
         peer.codec.shared = self.classes
         return peer
 
-    def _load(self, source: str, wanted: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
-        """Run the program; those of the names ``wanted`` that it has defined then, with what they are."""
+    def _load(
+        self, source: str, wanted: Sequence[str], shared: Sequence[str], withheld: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Run the program, without the modules ``withheld``; those of the names ``wanted`` that it has defined then,
+        with what they are."""
+        if withheld:
+            importlib.import_module("rft.sandbox.inside.withheld").withhold(withheld)
         linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
         sys.modules[_MODULE] = self.module
         names = self.module.__dict__

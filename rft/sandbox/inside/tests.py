@@ -49,7 +49,8 @@ class Step:
 class Suite:
     """A task's tests, compiled. ``check``: the code that defines ``check``, instead of ``steps``. ``asserts``: how many
     assertions a run of ``check`` passes, None where that can't be told from its text. ``wanted``: names that the
-    program has to or may define. ``shared``: classes of the prompt. ``source``: of ``check``."""
+    program has to or may define. ``shared``: classes of the prompt. ``withheld``: modules that the program must do
+    without. ``source``: of ``check``."""
 
     prefix: types.CodeType | None
     setup: types.CodeType | None
@@ -59,6 +60,7 @@ class Suite:
     entry_point: str | None
     wanted: tuple[str, ...]
     shared: tuple[str, ...]
+    withheld: tuple[str, ...]
     source: str
 
 
@@ -112,6 +114,7 @@ def prepared(text: str) -> Suite:
         entry_point,
         tuple(wanted),
         tuple(name for name in shared if name != entry_point),
+        tuple(data.get("unimportable") or ()),
         tests if isinstance(tests, str) else "",
     )
 
@@ -136,7 +139,7 @@ class Run:
             self._run_ours(suite.prefix, "prefix")
             self.peer.codec.shared = {name: self.names[name] for name in suite.shared if name in self.names}
             try:
-                defined = self.peer.ask("load", None, (source, suite.wanted, suite.shared))
+                defined = self.peer.ask("load", None, (source, suite.wanted, suite.shared, suite.withheld))
             except (GoneError, MalformedError, NoValueError):
                 return self._ended(expected)
             except BaseException as error:  # noqa: BLE001  (the program's, told by its process)

@@ -124,6 +124,41 @@ def section_of(server: Server, key: Path, **changes: object) -> SamplerSection:
     return SamplerSection.model_validate({**values, **changes})
 
 
+# proves RFT-1: what a server broke off is no answer
+def test_an_answer_that_was_broken_off_is_asked_for_again(server: Server, key_file: Path) -> None:
+    section, seen = section_of(server, key_file), set[int]()
+
+    def broken(body: dict[str, Any]) -> Reply | None:
+        if "seed" not in body or body["seed"] in seen or body["seed"] not in seeds:
+            return None
+        seen.add(body["seed"])
+        status, answer, headers = usual(body)
+        answer["choices"][0] |= {"finish_reason": "abort", "message": {"role": "assistant", "content": "hal"}}
+        return status, answer, headers
+
+    requests = requests_for(section, 2)
+    seeds = {request.seed for request in requests}
+    sampler = opened(section)
+    sampler.start()
+    server.script = broken
+    found = sample_all(sampler, requests)
+    sampler.close()
+    assert seen == seeds
+    assert all(isinstance(one, Completion) and one.text.endswith(f" {one.seed}") for one in found)
+
+
+def test_a_server_that_breaks_everything_off_is_lost(server: Server, key_file: Path) -> None:
+    section = section_of(server, key_file)
+    sampler = opened(section)
+    sampler.start()
+    answer = usual({"messages": [{"content": "x"}], "seed": 1})[1]
+    answer["choices"][0]["finish_reason"] = "error"
+    server.script = lambda body: (200, answer, {})
+    with pytest.raises(SamplerLostError, match="broke an answer off 3 times, with error"):
+        sample_all(sampler, requests_for(section, 1))
+    sampler.close()
+
+
 def opened(section: SamplerSection, said: list[str] | None = None, **drawing: object) -> OpenAISampler:
     return OpenAISampler(section, sampling(**drawing), (said if said is not None else []).append, QUICK)
 

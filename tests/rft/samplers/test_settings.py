@@ -12,7 +12,7 @@ from rft.samplers.settings import READ_BY, setting_problems
 
 OTHER_VALUES = {
     "revision": "abc", "adapter": {"path": "a"}, "quantization": "nf4", "dtype": "bfloat16", "device": "cpu",
-    "chat_template": "t.jinja", "gpu_memory_utilization": 0.5, "python": "python3", "base_url": "http://h/v1",
+    "template_of": "a", "chat_template": "t.jinja", "gpu_memory_utilization": 0.5, "python": "python3", "base_url": "http://h/v1",
     "api_key_file": "key", "max_requests_per_minute": 9,
 }  # fmt: skip
 

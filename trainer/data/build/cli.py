@@ -52,4 +52,5 @@ def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-DATA = Subcommand("build the rows that are trained on", _add_arguments)
+EXAMPLES = {"build": "mens-sup data build configs/mixes/example.yaml --out corpora/example"}
+DATA = Subcommand("build the rows that are trained on", _add_arguments, EXAMPLES)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
+from supervisor.html import charts
+from supervisor.html.markup import Html, element, joined
+from supervisor.html.page import page, section, table
+from supervisor.html.scale import Axis
 from trainer.data.build.manifest import CorpusManifest, SourceRecord
 from trainer.data.build.readiness import Measured, Thresholds
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
@@ -133,48 +136,33 @@ def bars(histogram: Sequence[int], most: int = _BARS) -> list[tuple[int, int, in
 
 # --- HTML -----------------------------------------------------------------------------------------
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: right; padding: .3rem .6rem; }
-th { border-bottom: 2px solid #bbb; font-weight: 600; } td { border-bottom: 1px solid #e5e5e5; }
-th:first-child, td:first-child { text-align: left; }
-figure { display: inline-block; margin: .5rem 1rem .5rem 0; } figcaption { font-size: .9rem; color: #555; }
-.bar { fill: #4878a8; } .over { fill: #c4603c; } .window { stroke: #c4603c; stroke-dasharray: 3 3; }
-svg text { font: 11px system-ui, sans-serif; fill: #555; } pre { background: #f6f6f6; padding: .8rem; overflow: auto; }
-"""
 
-
-def html_report(manifest: CorpusManifest) -> str:
+def html_report(manifest: CorpusManifest) -> Html:
     """One page with a table of the sources and a histogram for each, the window marked in it."""
-    title = escape(f"Corpus {manifest.name}")
     figures = [_figure("all sources", whole_histogram(manifest), manifest.max_length)]
     figures += [_figure(source.name, source.histogram or [], manifest.max_length) for source in manifest.sources]
-    shown = "".join(figures) if any(figures) else "<p>Tokens were not counted: the mix names no tokenizer.</p>"
-    inputs = "".join(
-        f"<tr><td>{escape(record.file)}</td><td>{escape(record.source)}</td><td>{record.size}</td>"
-        f"<td><code>{record.sha256[:16]}</code></td></tr>"
-        for record in manifest.inputs
-    )
-    lanes = "".join(f"<li>{escape(lane)}: {escape(share)}</li>" for lane, share in lane_shares(manifest))
-    head = "<br>".join(escape(line) for line in _head(manifest))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>"
-        f"<body><h1>{title}</h1><p>{head}</p><h2>Sources</h2>{_table(manifest)}<h2>Lanes</h2><ul>{lanes}</ul>"
-        f"<h2>Rows by tokens</h2>{shown}<h2>Inputs</h2><table><tr><th>file</th><th>source</th><th>bytes</th>"
-        f"<th>SHA-256</th></tr>{inputs}</table></body></html>\n"
+    untold = element("p", "Tokens were not counted: the mix names no tokenizer.")
+    inputs = [
+        (record.file, record.source, record.size, element("code", record.sha256[:16])) for record in manifest.inputs
+    ]
+    return page(
+        f"Corpus {manifest.name}",
+        element("p", *(joined(line, element("br")) for line in _head(manifest))),
+        section("Sources", _table(manifest)),
+        section("Lanes", element("ul", *(element("li", f"{lane}: {share}") for lane, share in lane_shares(manifest)))),
+        section("Rows by tokens", element("div", *figures, class_="beside") if any(figures) else untold),
+        section("Inputs", table(("file", "source", "bytes", "SHA-256"), inputs, left=(0, 1))),
     )
 
 
-def _table(manifest: CorpusManifest) -> str:
+def _table(manifest: CorpusManifest) -> Html:
     heads = (
         "source", "lane", "read", "kept", "dropped", "different answers", "oracle", "learnt tokens", "share", "passes",
     )  # fmt: skip
     rows = []
     for source in manifest.sources:
         measured = source.measured
-        cells = (
+        rows.append((
             source.name,
             source.lane,
             str(source.read),
@@ -185,33 +173,24 @@ def _table(manifest: CorpusManifest) -> str:
             UNKNOWN if source.learnt_tokens is None else str(source.learnt_tokens),
             "no weight" if source.share is None else f"{source.share:.2%}",
             "no weight" if source.share is None else UNKNOWN if source.repeats is None else f"{source.repeats:.2f}",
-        )
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return "<table><tr>" + "".join(f"<th>{name}</th>" for name in heads) + "</tr>" + "".join(rows) + "</table>"
+        ))
+    return table(heads, rows, left=(0, 1))
 
 
-def _figure(name: str, histogram: Sequence[int], window: int | None) -> str:
+def _figure(name: str, histogram: Sequence[int], window: int | None) -> Html:
     found = bars(histogram, 24)
     if not found:
-        return ""
-    width, height, top = 440, 120, max(count for _, _, count in found)
-    each, longest = width / len(found), found[-1][1]
-    shapes = []
-    for place, (low, high, count) in enumerate(found):
-        tall = height * count / max(1, top)
-        kind = "over" if window is not None and low >= window else "bar"
-        shapes.append(
-            f'<rect class="{kind}" x="{place * each:.1f}" y="{height - tall:.1f}" width="{max(1.0, each - 1):.1f}" '
-            f'height="{tall:.1f}"><title>{low + 1} to {high} tokens: {count} rows</title></rect>'
+        return Html("")
+    shown = [
+        charts.Bar(
+            f"{low + 1} - {high}",
+            count,
+            "c1" if window is not None and low >= window else "c0",
+            f"{low + 1} to {high} tokens: {count} rows",
         )
-    if window is not None and window < longest:
-        at = width * window / longest
-        shapes.append(f'<line class="window" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}"/>')
-    labels = (
-        f'<text x="0" y="{height + 14}">1</text>'
-        f'<text x="{width}" y="{height + 14}" text-anchor="end">{longest}</text>'
-    )
-    return (
-        f'<figure><svg width="{width}" height="{height + 18}" role="img" aria-label="{escape(name)}: rows by tokens">'
-        f"{''.join(shapes)}{labels}</svg><figcaption>{escape(name)}</figcaption></figure>"
-    )
+        for low, high, count in found
+    ]
+    longest = found[-1][1]
+    inside = window is not None and window < longest
+    marks = [charts.Mark(len(found) * window / longest, f"window {window}", "c1")] if window and inside else []
+    return charts.bars(name, shown, Axis("rows"), marks, width=520)
