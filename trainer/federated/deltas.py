@@ -1,0 +1,118 @@
+"""What a node hands in, and everything that must be right about it before it counts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from trainer.federated.packed import Flat, Layout, digest, unpack
+from trainer.federated.products import Term, norm
+
+CONTEXT = b"mens-sup federated delta 1\n"
+"""Begins what is signed, so that no signature for another purpose fits."""
+FEWEST_TO_COMPARE = 3
+"""Norms that a typical one can be told from."""
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node says of the adapter that it hands in, and signs.
+
+    ``round``: whose broadcast it began from, ``began_from`` the digest of that broadcast. ``digest``: of the array.
+    ``tokens``: label tokens trained on in this round. ``seconds``: of training.
+    """
+
+    federation: str
+    node: str
+    round: int
+    began_from: str
+    layout: str
+    digest: str
+    tokens: int
+    steps: int
+    seconds: float
+
+
+def sign(claim: Claim, key: Ed25519PrivateKey) -> bytes:
+    return key.sign(_signed(claim))
+
+
+def _signed(claim: Claim) -> bytes:
+    return CONTEXT + msgspec.json.encode(claim)
+
+
+def read_claim(data: bytes) -> Claim | None:
+    """None for what is not a claim."""
+    try:
+        return msgspec.json.decode(data, type=Claim)
+    except msgspec.DecodeError:
+        return None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the coordinator asked the node for."""
+
+    federation: str
+    node: str
+    round: int
+    began_from: str
+    layout: Layout
+
+
+def fault(claim: Claim, signature: bytes, flat: Flat, asked: Asked, key: Ed25519PublicKey) -> str | None:
+    """Why the delta does not count, as half a sentence; None when nothing is wrong with it.
+
+    ``key``: that of the node that was asked, as ``federate init`` recorded it. Norms are :func:`outliers`' business.
+    """
+    try:
+        key.verify(signature, _signed(claim))
+    except InvalidSignature:
+        return "its signature is not that of this node"
+    for what, said, wanted in (
+        ("federation", claim.federation, asked.federation),
+        ("node", claim.node, asked.node),
+        ("round", claim.round, asked.round),
+        ("broadcast", claim.began_from, asked.began_from),
+        ("layers or rank", claim.layout, asked.layout.digest),
+    ):
+        if said != wanted:
+            return f"it is for another {what} ({str(said)[:40]!r} instead of {str(wanted)[:40]!r})"
+    if flat.dtype != np.float32 or flat.shape != (asked.layout.size,):
+        return f"it has the shape {list(flat.shape)} of {flat.dtype}, not [{asked.layout.size}] of float32"
+    if digest(flat) != claim.digest:
+        return "its bytes are not those that were signed"
+    if not np.isfinite(flat).all():
+        return "it has values that are not finite"
+    if claim.tokens <= 0 or not (math.isfinite(claim.seconds) and claim.seconds >= 0):
+        return f"it claims {claim.tokens} tokens in {claim.seconds} seconds"
+    return None
+
+
+def delta_norm(layout: Layout, scale: float, began: Flat, ended: Flat) -> float:
+    """How far a node has moved the weights: the Frobenius norm of ``scale`` x (B A - B0 A0) over all layers."""
+    squares = 0.0
+    for before, after in zip(unpack(layout, began), unpack(layout, ended), strict=True):
+        squares += norm([Term(scale, after.b, after.a), Term(-scale, before.b, before.a)]) ** 2
+    return math.sqrt(squares)
+
+
+def outliers(norms: Mapping[str, float], earlier: Sequence[float], times: float) -> dict[str, str]:
+    """The nodes whose delta is more than ``times`` as large as is usual, with why.
+
+    Usual is the median of the deltas that counted before and of the other nodes' now. With fewer than three of those
+    nothing is usual yet and nobody is an outlier.
+    """
+    found = {}
+    for node, size in norms.items():
+        others = [*earlier, *(other for name, other in norms.items() if name != node)]
+        if len(others) < FEWEST_TO_COMPARE:
+            continue
+        usual = statistics.median(others)
+        if size > times * usual:
+            found[node] = f"it moves the weights by {size:.3g}, {times:g} times {usual:.3g} would be the most"
+    return found

@@ -1,0 +1,104 @@
+"""An adapter as one flat float32 array, which is what goes over the wire.
+
+One array and not hundreds: Flower keeps each array as an object of its own, and many small ones end in "database is
+locked". float32 because Flower's ArrayRecord refuses bfloat16; adapters are trained in float32 anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Flat = NDArray[np.float32]
+A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """A weight of ``rows`` x ``columns`` that the adapter named ``name`` (PEFT's prefix) adds to."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where in the flat array each factor lies: per layer, by name, first A [rank, columns], then B [rows, rank]."""
+
+    rank: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers in the array."""
+        return sum(self.rank * (layer.rows + layer.columns) for layer in self.layers)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Factors:
+    b: NDArray[np.float32]
+    a: NDArray[np.float32]
+
+
+class NotAnAdapterError(ValueError):
+    """Tensors that are no LoRA adapter of one rank; the text names the first that does not fit."""
+
+
+def layout_of(tensors: Mapping[str, NDArray[np.floating]]) -> Layout:
+    """The layout of an adapter's tensors, by the names in its adapter_model.safetensors. Raises NotAnAdapterError."""
+    prefixes = sorted(name.removesuffix(A_SUFFIX) for name in tensors if name.endswith(A_SUFFIX))
+    strange = sorted(set(tensors) - {prefix + suffix for prefix in prefixes for suffix in (A_SUFFIX, B_SUFFIX)})
+    if strange or not prefixes:
+        raise NotAnAdapterError(f"{strange[0] if strange else 'no tensor'} is not a factor of a LoRA adapter")
+    rank = tensors[prefixes[0] + A_SUFFIX].shape[0]
+    layers = []
+    for prefix in prefixes:
+        a, b = tensors[prefix + A_SUFFIX], tensors.get(prefix + B_SUFFIX)
+        if b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
+            raise NotAnAdapterError(f"{prefix} has no two factors of rank {rank}")
+        layers.append(Layer(prefix, b.shape[0], a.shape[1]))
+    return Layout(rank, tuple(layers))
+
+
+def pack(layout: Layout, tensors: Mapping[str, NDArray[np.floating]]) -> Flat:
+    """Raises NotAnAdapterError when the tensors are not laid out so."""
+    if layout_of(tensors) != layout:
+        raise NotAnAdapterError("the adapter has other layers, or another rank, than the federation's")
+    flat = np.empty(layout.size, np.float32)
+    for layer, factors in zip(layout.layers, unpack(layout, flat), strict=True):
+        factors.a[:] = tensors[layer.name + A_SUFFIX]
+        factors.b[:] = tensors[layer.name + B_SUFFIX]
+    return flat
+
+
+def unpack(layout: Layout, flat: Flat) -> list[Factors]:
+    """Views into ``flat`` ([layout.size]), in the order of the layers."""
+    found, begin = [], 0
+    for layer in layout.layers:
+        middle = begin + layout.rank * layer.columns
+        end = middle + layer.rows * layout.rank
+        a = flat[begin:middle].reshape(layout.rank, layer.columns)
+        found.append(Factors(b=flat[middle:end].reshape(layer.rows, layout.rank), a=a))
+        begin = end
+    return found
+
+
+def named(layout: Layout, flat: Flat) -> dict[str, NDArray[np.float32]]:
+    """The tensors under the names of adapter_model.safetensors."""
+    tensors = {}
+    for layer, factors in zip(layout.layers, unpack(layout, flat), strict=True):
+        tensors[layer.name + A_SUFFIX] = factors.a
+        tensors[layer.name + B_SUFFIX] = factors.b
+    return tensors
+
+
+def digest(flat: Flat) -> str:
+    return hashlib.sha256(np.ascontiguousarray(flat, "<f4").tobytes()).hexdigest()

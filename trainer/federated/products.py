@@ -1,0 +1,156 @@
+"""What several adapters come to: sums of products B A, without ever holding an m x n matrix.
+
+A LoRA layer adds ``s B A`` to a weight (B: m x r, A: r x n). What nodes have learnt is the product, so the mean is taken
+over products. The sum of N products is ``[c1 B1 | ... | cN BN] [A1; ...; AN]``; QR of both stacks leaves a core of at most
+N r x N r, and its SVD gives the best factors of rank r (Eckart-Young). All of it is computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.floating]
+Exactly = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Term:
+    """``coefficient * b @ a``; b: [m, r], a: [r, n]. The ranks of the terms of a sum may differ."""
+
+    coefficient: float
+    b: Matrix
+    a: Matrix
+
+
+@dataclass(frozen=True)
+class Factored:
+    """The best approximation of a sum of products: b [m, rank], a [rank, n], float64.
+
+    ``kept`` and ``lost``: squared Frobenius norms of what b @ a holds and of what the rank had no room for.
+    """
+
+    b: Exactly
+    a: Exactly
+    kept: float
+    lost: float
+
+    @property
+    def lost_share(self) -> float:
+        """Of the sum's energy, 0 to 1; 0 for a sum that is zero."""
+        whole = self.kept + self.lost
+        return self.lost / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Core:
+    """The sum in two orthonormal bases: ``left @ middle @ right.T``."""
+
+    left: Exactly
+    middle: Exactly
+    right: Exactly
+
+
+def refactor(terms: Sequence[Term], rank: int) -> Factored:
+    """The sum of the terms as factors of ``rank``.
+
+    The rows of a are orthogonal and as long as the rows of the terms are on average, so the learning rate goes on
+    meaning what it did; b carries the singular values. A direction that the sum doesn't use gets a column of zeros in b
+    and a row of full length in a, as a fresh adapter has: with zeros in both it could never learn again. Raises
+    ValueError for no terms, or a rank that the layer or the terms cannot give.
+    """
+    core = _core(terms)
+    u, values, vt = np.linalg.svd(core.middle, full_matrices=False)
+    columns = core.right.shape[1]
+    if rank > min(core.left.shape[0], columns):
+        raise ValueError(f"rank {rank} is more than the {columns} directions that these factors have")
+    spare = rank - len(values)
+    if spare > 0:  # the core is less wide than high: b has fewer columns than a has rows
+        u = np.concatenate([u, np.zeros((len(u), spare))], 1)
+        values = np.concatenate([values, np.zeros(spare)])
+        vt = np.concatenate([vt, _completion(vt, spare)])
+    length = _row_length(terms)
+    energy = np.square(values)
+    return Factored(
+        b=core.left @ (u[:, :rank] * values[:rank]) / length,
+        a=length * vt[:rank] @ core.right.T,
+        kept=float(energy[:rank].sum()),
+        lost=float(energy[rank:].sum()),
+    )
+
+
+def norm(terms: Sequence[Term]) -> float:
+    """The Frobenius norm of the sum of the terms."""
+    return float(np.linalg.norm(_core(terms).middle))
+
+
+def mean_factors(terms: Sequence[Term]) -> tuple[Exactly, Exactly]:
+    """What plain averaging takes: the weighted means of b and of a. The terms must be of one rank."""
+    whole = math.fsum(term.coefficient for term in terms)
+    b, a = np.zeros(terms[0].b.shape), np.zeros(terms[0].a.shape)
+    for term in terms:
+        b += (term.coefficient / whole) * term.b
+        a += (term.coefficient / whole) * term.a
+    return b, a
+
+
+def residual(terms: Sequence[Term]) -> list[Term]:
+    """The terms of: the sum of products minus the product of the mean factors (FedEx-LoRA, arXiv 2410.09432)."""
+    b, a = mean_factors(terms)
+    return [*terms, Term(-math.fsum(term.coefficient for term in terms), b, a)]
+
+
+def averaging_error(terms: Sequence[Term]) -> float:
+    """How far plain averaging of the factors would be from the sum, as a share of the sum's norm.
+
+    0 for a sum that is zero. The terms must be of one rank.
+    """
+    whole = norm(terms)
+    return norm(residual(terms)) / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One layer after a FedEx-LoRA round: the mean factors (trained on), and the residual so far (frozen)."""
+
+    b: Exactly
+    a: Exactly
+    frozen: Factored
+
+
+def exact_round(terms: Sequence[Term], frozen: Sequence[Term], cap: int) -> Exact:
+    """The mean factors and, in a frozen adapter of rank ``cap`` at most, all that they miss, this round's and before.
+
+    ``frozen``: the residual so far, as terms; none in the first round. While ``cap`` is at least the residual's rank,
+    mean factors plus residual are the ideal sum.
+    """
+    b, a = mean_factors(terms)
+    missing = [*frozen, *residual(terms)]
+    m, n = b.shape[0], a.shape[1]
+    room = min(cap, m, n, sum(term.a.shape[0] for term in missing))
+    return Exact(b, a, refactor(missing, room))
+
+
+def _core(terms: Sequence[Term]) -> _Core:
+    if not terms:
+        raise ValueError("a sum of no terms has no shape")
+    left, upper = np.linalg.qr(np.concatenate([term.coefficient * term.b.astype(np.float64) for term in terms], 1))
+    right, lower = np.linalg.qr(np.concatenate([term.a.astype(np.float64) for term in terms]).T)
+    return _Core(left, upper @ lower.T, right)
+
+
+def _completion(rows: Exactly, count: int) -> Exactly:
+    """``count`` orthonormal rows that are orthogonal to the orthonormal ``rows`` ([k, n], k + count <= n)."""
+    whole = np.linalg.qr(rows.T, mode="complete").Q
+    return whole[:, rows.shape[0] : rows.shape[0] + count].T
+
+
+def _row_length(terms: Sequence[Term]) -> float:
+    """Root mean square length of the rows of a; 1 where all are zero."""
+    squares = sum(float(np.square(term.a, dtype=np.float64).sum()) for term in terms)
+    rows = sum(term.a.shape[0] for term in terms)
+    return math.sqrt(squares / rows) or 1.0

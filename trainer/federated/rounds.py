@@ -1,0 +1,119 @@
+"""What the coordinator decides, purely: who is asked, when a round is over, what deltas weigh, what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.federated.packed import A_SUFFIX, B_SUFFIX, Flat, Layout, pack, unpack
+from trainer.federated.products import Term, averaging_error, refactor
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A delta that is fit to count: of ``node``, trained from the broadcast of ``round`` on ``tokens`` label tokens."""
+
+    node: str
+    round: int
+    tokens: int
+    adapter: Flat
+
+
+@dataclass(frozen=True)
+class Owing:
+    """A node that has been asked and has not answered. ``since``: seconds of the same clock as ``now``."""
+
+    node: str
+    round: int
+    since: float
+
+
+def to_ask(online: Iterable[str], asked: Iterable[Owing], answered: Iterable[str]) -> list[str]:
+    """The nodes that are there, are idle, and have not handed in for this round."""
+    return sorted(set(online) - {each.node for each in asked} - set(answered))
+
+
+def is_over(
+    now: float, began: float, deadline_seconds: float, round_number: int, asked: Iterable[Owing], arrived: int
+) -> bool:
+    """Whether the round ends now: everybody asked in it has answered, or its deadline has passed.
+
+    A node that still works on an earlier round is not waited for. Without an answer the round lasts to its deadline:
+    a node may yet come. It never lasts longer.
+    """
+    if now - began >= deadline_seconds:
+        return True
+    return arrived > 0 and not any(each.round == round_number for each in asked)
+
+
+def expired(now: float, asked: Iterable[Owing], deadline_seconds: float, late_rounds: int) -> list[Owing]:
+    """Who is not waited for any more: an answer now would be too old to count."""
+    return [each for each in asked if now - each.since > deadline_seconds * (1 + late_rounds)]
+
+
+def weights(
+    arrivals: Sequence[Arrival], current: int, late_factor: float, late_rounds: int
+) -> dict[tuple[str, int], float]:
+    """By (node, round) of those that count: their shares, which add up to 1 where none is late, and to less otherwise.
+
+    A delta's share is that of its tokens in all that count, times ``late_factor`` for each round that it is late. One
+    that is more than ``late_rounds`` late doesn't count, and the same node's delta of the same round counts once.
+    """
+    tokens: dict[tuple[str, int], int] = {}
+    for arrival in arrivals:
+        if 0 <= current - arrival.round <= late_rounds and arrival.tokens > 0:
+            tokens[arrival.node, arrival.round] = arrival.tokens
+    whole = sum(tokens.values())
+    return {key: count / whole * late_factor ** (current - key[1]) for key, count in tokens.items()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The adapter after a round. ``lost_share`` of the sum's energy, ``averaging_error``: what plain averaging of the
+    factors would have been off by, as a share of the sum's norm; both over all layers."""
+
+    adapter: Flat
+    lost_share: float
+    averaging_error: float
+
+
+def outcome(
+    layout: Layout,
+    broadcasts: Mapping[int, Flat],
+    current: int,
+    arrivals: Sequence[Arrival],
+    shares: Mapping[tuple[str, int], float],
+) -> Outcome:
+    """The products' mean, re-factored: W + sum of share x (product handed in - product begun from), layer by layer.
+
+    ``broadcasts``: what each round began from, by round; W is that of ``current``. For deltas that are in time this is
+    the weighted mean of the products.
+    """
+    coefficients: dict[int, float] = {current: 1.0}
+    counted: dict[tuple[str, int], Arrival] = {}
+    for arrival in arrivals:
+        key = (arrival.node, arrival.round)
+        if key in shares and key not in counted:
+            counted[key] = arrival
+            coefficients[arrival.round] = coefficients.get(arrival.round, 0.0) - shares[key]
+    begun = {number: unpack(layout, broadcasts[number]) for number, share in coefficients.items() if abs(share) > 1e-12}
+    handed_in = {key: unpack(layout, arrival.adapter) for key, arrival in counted.items()}
+    kept = lost = wrong = 0.0
+    tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.floating]]] = {}
+    for index, layer in enumerate(layout.layers):
+        terms = [
+            *(Term(shares[key], parts[index].b, parts[index].a) for key, parts in handed_in.items()),
+            *(Term(coefficients[number], parts[index].b, parts[index].a) for number, parts in begun.items()),
+        ]
+        found = refactor(terms, layout.rank)
+        energy = found.kept + found.lost
+        kept, lost = kept + found.kept, lost + found.lost
+        wrong += averaging_error(terms) ** 2 * energy
+        tensors[layer.name + A_SUFFIX], tensors[layer.name + B_SUFFIX] = found.a, found.b
+    whole = kept + lost
+    return Outcome(
+        pack(layout, tensors), lost / whole if whole > 0 else 0.0, math.sqrt(wrong / whole) if whole > 0 else 0.0
+    )
