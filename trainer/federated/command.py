@@ -1,0 +1,105 @@
+"""``mens-sup federate``: the command line. Light: what is heavy is imported, or started as a process, when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from supervisor.problems import InputError
+from supervisor.subcommands import Subcommand
+
+INSTALL = "pip install 'mens-supervisor[federate]'"
+
+
+def _init(options: argparse.Namespace) -> int:
+    from trainer.federated.config import node_problem
+
+    _need("cryptography")
+    from trainer.federated.identity import COORDINATOR, init
+
+    nodes = [f"node{number}" for number in range(1, options.nodes + 1)]
+    if problem := node_problem(options.name):
+        raise InputError(f"--name: {problem}.")
+    folder = options.out or Path(options.name)
+    try:
+        file = init(folder, options.name, options.host, options.port, nodes, options.train)
+    except FileExistsError:
+        raise InputError(
+            f"{folder} exists already, and the keys in it are not made anew. Name another folder by --out, or remove it."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: the federation's files cannot be made: {error}.") from None
+    sys.stdout.write(
+        f"{file}: the federation; set train and rounds in it\n"
+        f"{folder / COORDINATOR}: keys of the coordinator, which stay on this machine\n"
+        + "".join(f"{folder / node}: copy this folder to that box, and to no other; it holds its keys\n" for node in nodes)
+    )
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from trainer.federated.config import load_federation
+    from trainer.federated.forecast import forecast, render
+
+    sections = load_federation(options.federation)
+    found = forecast(_parameters(Path(sections.train)), sections)
+    text = json.dumps(found.as_dict(), indent=2) if options.as_json else render(found, sections)
+    sys.stdout.write(text + "\n")
+    return 0 if found.in_time else 1
+
+
+def _parameters(train: Path) -> int:
+    """Of the adapter that the training's file describes, counted in a process of its own, as it takes torch."""
+    answer = subprocess.run(
+        [sys.executable, "-P", "-m", "trainer.federated.size", str(train)], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()[-60:]) or f"exit code {answer.returncode}"
+        raise InputError(f"{train}: the adapter's size is not known: {said}.")
+    return int(answer.stdout.split()[-1])
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        raise InputError(f"mens-sup federate needs the package {package}, which is not installed; {INSTALL}")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Several boxes in one room train one adapter, each on its own data (docs/federated.md)."
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    init = actions.add_parser("init", help="make keys, certificates and one folder to copy to each node")
+    init.add_argument("--name", required=True, help="of the federation")
+    init.add_argument("--nodes", type=_count, required=True, metavar="N", help="boxes; they are named node1 to nodeN")
+    init.add_argument("--host", required=True, help="name or address under which the nodes reach this machine")
+    init.add_argument("--port", type=int, default=9443, help="the one port that the nodes need (9443)")
+    init.add_argument("--train", default="train.yaml", metavar="FILE", help="YAML of the training (train.yaml)")
+    init.add_argument("--out", type=Path, metavar="DIR", help="folder to make (NAME)")
+    init.set_defaults(command=_init)
+    plan = actions.add_parser(
+        "plan",
+        help="MB and minutes per round, and the expected speed-up",
+        description="Say what a round costs. Exit code 0; 1: no node would be in time; 2: bad input.",
+    )
+    plan.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
+    plan.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
+    plan.set_defaults(command=_plan)
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if not 1 <= count <= 300:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of boxes, 1 to 300")
+    return count
+
+
+EXAMPLES = {
+    "": """
+mens-sup federate init --name lan --nodes 3 --host 192.168.1.10
+mens-sup federate plan lan/lan.yaml
+"""
+}
+FEDERATE = Subcommand("several boxes, one adapter: keys, and what a round will cost", _add_arguments, EXAMPLES)
