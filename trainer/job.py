@@ -204,6 +204,8 @@ class SftKind:
                         "system_prompt_file": data.system_prompt_file and absolute(data.system_prompt_file),
                     }
                 ),
+                "federated": sections.federated
+                and sections.federated.model_copy(update={"mailbox": absolute(sections.federated.mailbox)}),
             }
         )
 

@@ -155,6 +155,11 @@ def run_attempt(
         device=device,
         ranks=ranks,
     )
+    if sections.federated is not None:
+        from trainer.federated.mailbox import Mailbox
+        from trainer.federated.training import FederatedRounds
+
+        trainer.add_callback(FederatedRounds(trainer, Mailbox(Path(sections.federated.mailbox))))
     if resume_from is not None:
         reporter.beat(step=start_step)
         reporter.event("resumed", f"from {resume_from.name}", path=str(resume_from))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,25 +41,15 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from trainer.federated.blueprint import blueprint
     from trainer.federated.config import load_federation
     from trainer.federated.forecast import forecast, render
 
     sections = load_federation(options.federation)
-    found = forecast(_parameters(Path(sections.train)), sections)
+    found = forecast(blueprint(Path(sections.train)).layout.size, sections)
     text = json.dumps(found.as_dict(), indent=2) if options.as_json else render(found, sections)
     sys.stdout.write(text + "\n")
     return 0 if found.in_time else 1
-
-
-def _parameters(train: Path) -> int:
-    """Of the adapter that the training's file describes, counted in a process of its own, as it takes torch."""
-    answer = subprocess.run(
-        [sys.executable, "-P", "-m", "trainer.federated.size", str(train)], capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        said = " ".join(answer.stderr.split()[-60:]) or f"exit code {answer.returncode}"
-        raise InputError(f"{train}: the adapter's size is not known: {said}.")
-    return int(answer.stdout.split()[-1])
 
 
 def _need(package: str) -> None:

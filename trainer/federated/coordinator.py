@@ -24,6 +24,9 @@ from trainer.federated.packed import Flat, Layout, digest, unpack
 from trainer.federated.rounds import Arrival, Owing, expired, is_over, outcome, to_ask, weights
 
 STATE_FILE = "state.json"
+STANDING = "standing"
+BLUEPRINT_FILE = "blueprint.json"
+"""In the coordinator's folder: where the standing of the rounds is kept, and what the adapter is."""
 NORMS_KEPT = 50
 POLL_SECONDS = 1.0
 

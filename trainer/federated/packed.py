@@ -42,6 +42,14 @@ class Layout(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
+class Blueprint(msgspec.Struct, frozen=True):
+    """What is one for all nodes: the adapter's layout, its ``scale`` (lora_alpha / r) and the seed of its beginning."""
+
+    layout: Layout
+    scale: float
+    seed: int
+
+
 @dataclass(frozen=True)
 class Factors:
     b: NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""``python -m trainer.federated.size TRAIN.yaml``: the parameters of its adapter, counted on tensors without data."""
+"""``python -m trainer.federated.size TRAIN.yaml``: what its adapter is, found on tensors without data, as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 
 
 def main() -> int:
+    import msgspec
+    import numpy as np
+    from peft import get_peft_model_state_dict
+
     from trainer.base_names import absolute_base
     from trainer.effective import read_effective
     from trainer.errors import ConfigurationError
-    from trainer.model import trainable_parameters
+    from trainer.federated.packed import Blueprint, layout_of
     from trainer.planner.shapes import UnknownShapeError, find_shape
     from trainer.planner.trace import build_on_meta, full_config
 
@@ -25,7 +29,13 @@ def main() -> int:
     # Quantised or not, the adapter is the same.
     plain = sections.model_copy(update={"model": sections.model.model_copy(update={"quantization": "none"})})
     model = build_on_meta(config, plain, "cpu")
-    sys.stdout.write(f"{sum(parameter.numel() for parameter in trainable_parameters(model).values())}\n")
+    shapes = {
+        name: np.empty(tuple(tensor.shape), np.float32)
+        for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+    }
+    lora = sections.model.lora
+    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed)
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
 
 

@@ -1,0 +1,107 @@
+"""The ServerApp: the coordinator's loop on Flower's grid. Imports flwr.
+
+Flower gives up a run when its SuperLink dies; ``federate serve`` submits it anew, and it goes on with the round that is
+in the coordinator's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from trainer.federated.config import FederationSections, load_federation
+from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, Answer, Coordinator, WireError, begin
+from trainer.federated.deltas import Asked
+from trainer.federated.identity import COORDINATOR, read_delta_public
+from trainer.federated.mailbox import Task
+from trainer.federated.messages import adapter, content, head
+from trainer.federated.packed import Blueprint, Flat
+
+FILE_VARIABLE = "MENS_FEDERATION"
+"""Where ``federate serve`` says which federation's file it serves."""
+
+logger = logging.getLogger("mens_supervisor.federated")
+app = ServerApp()
+
+
+class GridWire:
+    """Implements trainer.federated.coordinator.Wire on a grid of Flower's."""
+
+    def __init__(self, grid: Grid, sections: FederationSections) -> None:
+        self._grid = grid
+        self._sections = sections
+        self._ids: dict[str, int] = {}
+
+    def online(self) -> Sequence[str]:
+        # A node's name was registered together with its key, so nobody else can take it.
+        self._ids = {info.name: info.node_id for info in self._tried(self._grid.get_nodes) if info.name}
+        return list(self._ids)
+
+    def ask(self, node: str, asked: Asked, broadcast: Flat, seconds_valid: float) -> str:
+        rounds = self._sections.rounds
+        task = Task(
+            asked.federation, asked.round, asked.began_from, asked.layout, rounds.train_seconds, rounds.warmup_steps
+        )
+        message = Message(
+            content({"node": node, "task": msgspec.json.encode(task)}, broadcast),
+            dst_node_id=self._ids[node],
+            message_type="train",
+            ttl=seconds_valid,
+            group_id=str(asked.round),
+        )
+        handles = list(self._tried(lambda: self._grid.push_messages([message])))
+        if not handles or not handles[0]:
+            raise WireError(f"{node} cannot be sent anything")
+        return str(handles[0])
+
+    def collect(self, handles: Sequence[str]) -> Sequence[Answer]:
+        found = []
+        for message in self._tried(lambda: self._grid.pull_messages(handles)):
+            handle = message.metadata.reply_to_message_id
+            if message.has_error():
+                found.append(Answer(handle, failed=f"the node could not answer: {message.error.reason}"))
+                continue
+            values = head(message.content)
+            failed, claim, signature = values.get("failed", ""), values.get("claim", b""), values.get("signature", b"")
+            found.append(
+                Answer(
+                    handle,
+                    claim if isinstance(claim, bytes) else b"",
+                    signature if isinstance(signature, bytes) else b"",
+                    adapter(message.content),
+                    failed[:300] if isinstance(failed, str) else "",
+                )
+            )
+        return found
+
+    def bytes_moved(self) -> int | None:
+        """Flower counts them; the runtime API doesn't tell its ServerApp."""
+        return None
+
+    def _tried(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (httpx.HTTPError, OSError) as error:
+            raise WireError(" ".join(str(error).split())[:300] or type(error).__name__) from error
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    file = Path(os.environ[FILE_VARIABLE])
+    sections = load_federation(file)
+    folder = file.resolve().parent / COORDINATOR
+    blueprint = msgspec.json.decode((folder / BLUEPRINT_FILE).read_bytes(), type=Blueprint)
+    keys = {node: read_delta_public(folder, node) for node in sections.nodes}
+    state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed)
+    coordinator = Coordinator(
+        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections), logger.info
+    )
+    coordinator.run(state)

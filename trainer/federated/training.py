@@ -1,0 +1,117 @@
+"""The box's trainer in a federation: an ordinary training whose steps belong to rounds.
+
+Between two steps it takes the newest task from its mailbox, begins from that broadcast with fresh moments and a short
+warm-up, trains for the task's seconds, hands in what it has, and waits. All else is as in any training: supervised,
+snapshotted, resumed. One that is killed in the middle of a round begins that round anew.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainer.errors import CheckpointIncompatibleError, ConfigurationError
+from trainer.federated.mailbox import Done, Mailbox, Task
+from trainer.federated.packed import digest, layout_of, named, pack
+
+if TYPE_CHECKING:
+    from trainer.sft import SupervisedSFTTrainer
+
+POLL_SECONDS = 0.5
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class FederatedRounds(TrainerCallback):  # type: ignore[misc]
+    """Raises ConfigurationError for an optimiser whose moments cannot be set back."""
+
+    def __init__(self, trainer: SupervisedSFTTrainer, mailbox: Mailbox) -> None:
+        if trainer.sections.train.optim != "adamw_torch":
+            raise ConfigurationError(
+                "federated: the moments of 8-bit optimisers cannot be set back between rounds. Set train.optim to "
+                "adamw_torch."
+            )
+        self.trainer = trainer
+        self.reporter = trainer.reporter
+        self.mailbox = mailbox
+        self._task: Task | None = None
+        self._began = 0.0
+        self._tokens_before = 0
+        self._first_step = 0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        newest = self.mailbox.task()
+        if self._task is not None:
+            if newest is not None and newest != self._task:
+                self.reporter.event("federated", f"round {self._task.round} is left for round {newest.round}")
+                self._task = None
+            elif time.monotonic() - self._began >= self._task.train_seconds and state.global_step > self._first_step:
+                self._hand_in(self._task, state.global_step)
+                self._task = None
+        if self._task is None:
+            self._task = self._next_task()
+            if self._task is not None:
+                self._begin(self._task, state.global_step)
+        self._warm_up(state.global_step)
+
+    def _next_task(self) -> Task | None:
+        """Waits for it; None when the training is asked to stop meanwhile."""
+        self.reporter.event("federated", "waiting for a round")
+        while not self.reporter.stop_requested:
+            task = self.mailbox.task()
+            if task is not None and not task.over and self.mailbox.done(task.round, task.broadcast) is None:
+                return task
+            self.reporter.beat()
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _begin(self, task: Task, step: int) -> None:
+        trainer = self.trainer
+        if trainer.snapshots is not None:
+            trainer.snapshots.wait_for_copy()
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        ours = layout_of(_adapter(model))
+        if ours != task.layout:
+            raise CheckpointIncompatibleError(
+                f"the federation's adapter has rank {task.layout.rank} and {len(task.layout.layers)} layers, this "
+                f"training's rank {ours.rank} and {len(ours.layers)}. Use the federation's base and model.lora."
+            )
+        tensors = named(task.layout, self.mailbox.broadcast(task))
+        set_peft_model_state_dict(model, {name: torch.from_numpy(array.copy()) for name, array in tensors.items()})
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        for moments in optimizer.state.values():
+            for name in MOMENTS:
+                moments[name].zero_()
+        self._began = time.monotonic()
+        self._tokens_before = trainer.tokens_done
+        self._first_step = step
+        self.reporter.event("federated", f"round {task.round} begins, {task.train_seconds} seconds", round=task.round)
+
+    def _hand_in(self, task: Task, step: int) -> None:
+        flat = pack(task.layout, _adapter(self.trainer.accelerator.unwrap_model(self.trainer.model)))
+        seconds = time.monotonic() - self._began
+        tokens, steps = self.trainer.tokens_done - self._tokens_before, step - self._first_step
+        self.mailbox.put_done(Done(task.round, task.broadcast, digest(flat), tokens, steps, round(seconds, 3)), flat)
+        self.reporter.event(
+            "federated", f"round {task.round} is done: {steps} steps, {tokens} tokens in {seconds:.0f} seconds",
+            round=task.round, steps=steps, tokens=tokens,
+        )  # fmt: skip
+
+    def _warm_up(self, step: int) -> None:
+        if self._task is None or self._task.warmup_steps == 0:
+            return
+        share = min(1.0, (step - self._first_step + 1) / self._task.warmup_steps)
+        scheduled = self.trainer.lr_scheduler.get_last_lr()
+        for group, rate in zip(self.trainer.optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate * share
+
+
+def _adapter(model: torch.nn.Module) -> dict[str, Any]:
+    """Copies, under the names of adapter_model.safetensors."""
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().float().cpu().numpy().copy() for name, tensor in tensors.items()}
