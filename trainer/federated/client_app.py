@@ -15,13 +15,11 @@ from flwr.clientapp import ClientApp
 
 from trainer.federated.deltas import Claim, sign
 from trainer.federated.identity import NODE_FILE, Node, read_delta_key
+from trainer.federated.join import FOLDER_VARIABLE, MAILBOX
 from trainer.federated.mailbox import Mailbox, Task
 from trainer.federated.messages import adapter, content, head
 from trainer.federated.packed import digest
 
-FOLDER_VARIABLE = "MENS_FEDERATED_NODE"
-"""Where ``federate join`` says which folder is the node's."""
-MAILBOX = "mailbox"
 POLL_SECONDS = 0.5
 
 app = ClientApp()

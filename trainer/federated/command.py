@@ -52,6 +52,54 @@ def _plan(options: argparse.Namespace) -> int:
     return 0 if found.in_time else 1
 
 
+def _serve(options: argparse.Namespace) -> int:
+    _need("cryptography")
+    from trainer.federated.serve import say, serve
+
+    return serve(options.federation, options.inner_port, say)
+
+
+def _join(options: argparse.Namespace) -> int:
+    _need("cryptography")
+    from trainer.federated.join import join
+    from trainer.federated.serve import say
+
+    return join(options.folder, say)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    _need("cryptography")
+    from trainer.federated.serve import say
+    from trainer.federated.simulate import simulate
+
+    return simulate(options.federation, options.nodes, options.out, say)
+
+
+def _status(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from trainer.federated.config import load_federation
+    from trainer.federated.serve import read_state
+
+    sections = load_federation(options.federation)
+    state = read_state(options.federation.resolve().parent)
+    records = state.records if state is not None else ()
+    if options.as_json:
+        plain = {"name": sections.name, "rounds": sections.rounds.count, "done": records}
+        sys.stdout.write(msgspec.json.encode(plain).decode() + "\n")
+        return 0
+    sys.stdout.write(f"{sections.name}: {len(records)} of {sections.rounds.count} rounds are done\n")
+    for record in records[-10:]:
+        sys.stdout.write(
+            f"round {record.round}: {record.seconds:.0f} s, {sum(record.counted.values())} tokens of "
+            f"{', '.join(sorted(record.counted)) or 'nobody'}"
+            + "".join(f"; {node} refused: {why}" for node, why in record.refused.items())
+            + (f"; silent: {', '.join(record.missing)}" if record.missing else "")
+            + f"; lost {record.lost_share:.2%}, plain averaging {record.averaging_error:.2%} off\n"
+        )
+    return 0
+
+
 def _need(package: str) -> None:
     if find_spec(package) is None:
         raise InputError(f"mens-sup federate needs the package {package}, which is not installed; {INSTALL}")
@@ -76,6 +124,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
     plan.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     plan.set_defaults(command=_plan)
+    serve = actions.add_parser("serve", help="coordinate: SuperLink, TLS front and rounds, until all are done")
+    serve.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
+    serve.add_argument("--inner-port", type=int, default=18443, help="the SuperLink's own port, on loopback (18443)")
+    serve.set_defaults(command=_serve)
+    join = actions.add_parser("join", help="take part: SuperNode and this box's supervised trainer")
+    join.add_argument("folder", metavar="FOLDER", type=Path, help="the node's folder, with train.yaml in it")
+    join.set_defaults(command=_join)
+    status = actions.add_parser("status", help="the rounds so far")
+    status.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
+    status.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
+    status.set_defaults(command=_status)
+    simulate = actions.add_parser("simulate", help="a whole federation on this machine, over loopback")
+    simulate.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file")
+    simulate.add_argument("--nodes", type=_count, required=True, metavar="N", help="boxes")
+    simulate.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
+    simulate.set_defaults(command=_simulate)
 
 
 def _count(text: str) -> int:
@@ -89,6 +153,9 @@ EXAMPLES = {
     "": """
 mens-sup federate init --name lan --nodes 3 --host 192.168.1.10
 mens-sup federate plan lan/lan.yaml
+mens-sup federate serve lan/lan.yaml
+mens-sup federate join node1
+mens-sup federate simulate lan/lan.yaml --nodes 3 --out trial
 """
 }
-FEDERATE = Subcommand("several boxes, one adapter: keys, and what a round will cost", _add_arguments, EXAMPLES)
+FEDERATE = Subcommand("several boxes, one adapter: keys, plan, coordinator, nodes", _add_arguments, EXAMPLES)

@@ -119,6 +119,11 @@ def fresh_adapter(layout: Layout, seed: int) -> Flat:
     return flat
 
 
+def lock_path(folder: Path) -> Path:
+    """Held by the coordinator that works on the folder."""
+    return folder / "coordinator.lock"
+
+
 def adapter_path(folder: Path, number: int) -> Path:
     """The adapter with which round ``number`` begins."""
     return folder / f"adapter-{number:05d}.npy"

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from supervisor.yaml_source import read_yaml
-from trainer.federated.config import FederationSections
 from trainer.config import LoraSection
+from trainer.federated.config import FederationSections
 
 ROUND_OVERHEAD_SECONDS = 10.0
 """Flower's own per round: polling and a process per message. Measured: 8 to 11 s with flwr 1.42 on loopback."""

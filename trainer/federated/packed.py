@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,11 +44,13 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Blueprint(msgspec.Struct, frozen=True):
-    """What is one for all nodes: the adapter's layout, its ``scale`` (lora_alpha / r) and the seed of its beginning."""
+    """What is one for all nodes: the adapter's layout, its ``scale`` (lora_alpha / r), the seed of its beginning
+    and what PEFT's adapter_config.json says of it."""
 
     layout: Layout
     scale: float
     seed: int
+    adapter_config: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)

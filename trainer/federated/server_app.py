@@ -6,8 +6,8 @@ in the coordinator's folder.
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ import msgspec
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from supervisor.protocol.lock import FileLock
 from trainer.federated.config import FederationSections, load_federation
-from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, Answer, Coordinator, WireError, begin
+from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, Answer, Coordinator, WireError, begin, lock_path
 from trainer.federated.deltas import Asked
 from trainer.federated.identity import COORDINATOR, read_delta_public
 from trainer.federated.mailbox import Task
 from trainer.federated.messages import adapter, content, head
 from trainer.federated.packed import Blueprint, Flat
+from trainer.federated.serve import FILE_VARIABLE
 
-FILE_VARIABLE = "MENS_FEDERATION"
 """Where ``federate serve`` says which federation's file it serves."""
 
-logger = logging.getLogger("mens_supervisor.federated")
 app = ServerApp()
 
 
@@ -93,6 +93,11 @@ class GridWire:
             raise WireError(" ".join(str(error).split())[:300] or type(error).__name__) from error
 
 
+def _say(sentence: str) -> None:
+    sys.stdout.write(f"{sentence}\n")  # Flower takes it into the run's log
+    sys.stdout.flush()
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     file = Path(os.environ[FILE_VARIABLE])
@@ -100,8 +105,14 @@ def main(grid: Grid, context: Context) -> None:
     folder = file.resolve().parent / COORDINATOR
     blueprint = msgspec.json.decode((folder / BLUEPRINT_FILE).read_bytes(), type=Blueprint)
     keys = {node: read_delta_public(folder, node) for node in sections.nodes}
+    (folder / STANDING).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_path(folder / STANDING))
+    lock.acquire()  # one that was submitted while another still works ends here, and the other goes on
     state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed)
     coordinator = Coordinator(
-        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections), logger.info
+        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections), _say
     )
-    coordinator.run(state)
+    try:
+        coordinator.run(state)
+    finally:
+        lock.release()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> int:
@@ -34,9 +36,17 @@ def main() -> int:
         for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
     }
     lora = sections.model.lora
-    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed)
+    model.peft_config["default"].base_model_name_or_path = base
+    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed, _plain(model.peft_config["default"]))
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """As PEFT writes it: sets as lists, enumerations by their values, for inference."""
+    found = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    plain: dict[str, Any] = json.loads(json.dumps({**found, "inference_mode": True}))
+    return plain
 
 
 if __name__ == "__main__":

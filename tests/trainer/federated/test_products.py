@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from trainer.federated.products import Exactly, Term, averaging_error, exact_round, mean_factors, norm, refactor, residual
+from trainer.federated.products import (
+    Exactly,
+    Term,
+    averaging_error,
+    exact_round,
+    mean_factors,
+    norm,
+    refactor,
+    residual,
+)
 
 M, N, R = 40, 56, 4
 

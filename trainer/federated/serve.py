@@ -1,0 +1,184 @@
+"""``mens-sup federate serve``: SuperLink, front and the coordinator's rounds, each started anew when it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from supervisor.problems import InputError
+from supervisor.protocol.atomic import write_atomic
+from supervisor.protocol.lock import lock_holder
+from trainer.federated import flower
+from trainer.federated.blueprint import blueprint
+from trainer.federated.config import FederationSections, load_federation
+from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, STATE_FILE, State, lock_path, read_adapter
+from trainer.federated.front import Front
+from trainer.federated.identity import AUTHORITY, COORDINATOR, FRONT
+from trainer.federated.packed import Blueprint, named
+
+FILE_VARIABLE = "MENS_FEDERATION"
+HEALTHY_SECONDS = 180.0
+RESUBMIT_SECONDS = 20.0
+"""A submitted run takes so long to begin at most; after that it is taken for dead and submitted anew."""
+KNOWN_KEY = "already in use"
+
+
+class Stop:
+    """Set by SIGTERM and SIGINT."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.asked = True
+
+
+def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
+    """Until all rounds are done (0) or asked to stop (1). ``inner_port``: the SuperLink's, on loopback.
+
+    Raises InputError, OSError.
+    """
+    sections = load_federation(file)
+    root = file.resolve().parent
+    if not (root / COORDINATOR / AUTHORITY).is_file():
+        raise InputError(f"{root / COORDINATOR}: no keys there; make the federation by mens-sup federate init.")
+    if sections.aggregation.mode == "exact":
+        raise InputError(f"{file}: aggregation.mode: exact cannot be trained with yet; use product.")
+    flower.programs()
+    plan = _blueprint(root, sections)
+    flower.connect(root, inner_port)
+    stop = Stop()
+    keys = root / COORDINATOR
+    try:
+        front = Front(
+            ("", sections.port), keys / f"{FRONT}.pem", keys / f"{FRONT}.key", ("127.0.0.1", inner_port), keys / AUTHORITY
+        )
+    except OSError as error:
+        raise InputError(f"{file}: port {sections.port} cannot be served: {error.strerror or error}.") from None
+    threading.Thread(target=front.serve_forever, daemon=True).start()
+    say(f"serving {sections.name} on port {sections.port}")
+    link: subprocess.Popen[bytes] | None = None
+    submitted = 0.0
+    try:
+        while not stop.asked:
+            if link is None or link.poll() is not None:
+                if link is not None:
+                    say(f"the SuperLink died ({link.returncode}); it is started anew")
+                link = _superlink(root, file, inner_port, sections, stop, say)
+                submitted = 0.0
+            state = read_state(root)
+            if state is not None and state.round >= sections.rounds.count:
+                export(root, plan, state)
+                say(f"all {state.round} rounds are done: {root / 'final'}")
+                return 0
+            if not _coordinator_lives(root) and time.monotonic() - submitted > RESUBMIT_SECONDS:
+                why = flower.submit(root)
+                say("the rounds are submitted" if why is None else f"the rounds cannot be submitted just now: {why}")
+                submitted = time.monotonic()
+            time.sleep(0.5)
+        return 1
+    finally:
+        front.shutdown()
+        front.server_close()
+        if link is not None:
+            _end(link)
+
+
+def read_state(root: Path) -> State | None:
+    """None before the first round was begun."""
+    try:
+        return msgspec.json.decode((root / COORDINATOR / STANDING / STATE_FILE).read_bytes(), type=State)
+    except FileNotFoundError:
+        return None
+
+
+def export(root: Path, plan: Blueprint, state: State) -> None:
+    """The adapter as PEFT writes one, in ``final``."""
+    from safetensors.numpy import save
+
+    folder = root / "final"
+    folder.mkdir(exist_ok=True)
+    tensors = named(state.layout, read_adapter(root / COORDINATOR / STANDING, state.round))
+    write_atomic(folder / "adapter_config.json", json.dumps(plan.adapter_config, indent=2).encode() + b"\n")
+    write_atomic(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
+
+
+def _blueprint(root: Path, sections: FederationSections) -> Blueprint:
+    path = root / COORDINATOR / BLUEPRINT_FILE
+    if path.is_file():
+        return msgspec.json.decode(path.read_bytes(), type=Blueprint)
+    found = blueprint(Path(sections.train))
+    write_atomic(path, msgspec.json.encode(found))
+    return found
+
+
+def _coordinator_lives(root: Path) -> bool:
+    return lock_holder(lock_path(root / COORDINATOR / STANDING)) is not None
+
+
+def _superlink(
+    root: Path, file: Path, port: int, sections: FederationSections, stop: Stop, say: Callable[[str], None]
+) -> subprocess.Popen[bytes]:
+    home = root / COORDINATOR / "flower"
+    more = {FILE_VARIABLE: str(file.resolve())}
+    with open(root / COORDINATOR / "superlink.log", "ab") as log:
+        link = subprocess.Popen(
+            flower.superlink(root, port), env=flower.environment(home, more), stdin=subprocess.DEVNULL, stdout=log,
+            stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _await_health(root, port, link, stop)
+        for node in sections.nodes:
+            why = flower.register(root, node)
+            if why is not None and KNOWN_KEY not in why:
+                say(f"{node} cannot be registered: {why}")
+    except BaseException:
+        _end(link)
+        raise
+    return link
+
+
+def _await_health(root: Path, port: int, link: subprocess.Popen[bytes], stop: Stop) -> None:
+    context = ssl.create_default_context(cafile=str(root / COORDINATOR / AUTHORITY))
+    began = time.monotonic()
+    while not stop.asked:
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context, timeout=5):
+                return
+        except (urllib.error.URLError, OSError) as error:
+            if link.poll() is not None or time.monotonic() - began > HEALTHY_SECONDS:
+                where = root / COORDINATOR / "superlink.log"
+                raise InputError(f"the SuperLink does not come up ({error}); {where} says why.") from None
+        time.sleep(0.5)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With what it has started: Flower's programs start others."""
+    for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def say(sentence: str) -> None:
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
+    sys.stdout.flush()
