@@ -28,14 +28,14 @@ def _init(options: argparse.Namespace) -> int:
         file = init(folder, options.name, options.host, options.port, nodes, options.train)
     except FileExistsError:
         raise InputError(
-            f"{folder} exists already, and the keys in it are not made anew. Name another folder by --out, or remove it."
+            f"{folder} exists already, and the keys in it are not made anew. Name another by --out, or remove it."
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the federation's files cannot be made: {error}.") from None
     sys.stdout.write(
         f"{file}: the federation; set train and rounds in it\n"
         f"{folder / COORDINATOR}: keys of the coordinator, which stay on this machine\n"
-        + "".join(f"{folder / node}: copy this folder to that box, and to no other; it holds its keys\n" for node in nodes)
+        + "".join(f"{folder / node}: copy this to that box, and to no other; it holds its keys\n" for node in nodes)
     )
     return 0
 

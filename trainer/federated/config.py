@@ -90,7 +90,7 @@ def load_federation(path: Path) -> FederationSections:
         raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
     train = path.resolve().parent / Path(sections.train).expanduser()
     if not train.is_file():
-        problem = Problem("train", f"train: {train} does not exist", "Give the YAML of a training, as for mens-sup run.")
+        problem = Problem("train", f"train: {train} does not exist", "Give a training's YAML, as for mens-sup run.")
         raise ConfigError([_located(problem, str(path), lines)])
     return sections.model_copy(update={"train": str(train)})
 

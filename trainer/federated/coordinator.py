@@ -147,7 +147,7 @@ def write_state(folder: Path, state: State) -> None:
 
 @dataclass
 class Coordinator:
-    """``scale``: lora_alpha / r, of all nodes. ``say``: one sentence for people. ``clock`` and ``sleep``: of seconds."""
+    """``scale``: lora_alpha / r, of all nodes. ``say``: one sentence for people. ``clock``, ``sleep``: seconds."""
 
     folder: Path
     sections: FederationSections

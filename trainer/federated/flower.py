@@ -40,8 +40,8 @@ def programs() -> Path:
     folder = Path(venv) / "bin" if venv else Path(sys.executable).parent
     if not (folder / "flower-superlink").is_file():
         raise InputError(
-            f"{folder / 'flower-superlink'} does not exist: mens-sup federate needs Flower {VERSION}. Make an environment "
-            f"with it (docs/federated.md) and name it by {VENV_VARIABLE}."
+            f"{folder / 'flower-superlink'} does not exist: mens-sup federate needs Flower {VERSION}. Make an "
+            f"environment with it (docs/federated.md) and name it by {VENV_VARIABLE}."
         )
     return folder
 
@@ -75,7 +75,7 @@ def supernode(folder: Path, host: str, port: int, own_port: int) -> list[str]:
     return [
         str(programs() / "flower-supernode"), "--superlink", f"{host}:{port}",
         "--root-certificates", str(folder / AUTHORITY), "--auth-supernode-private-key", str(folder / FLEET_KEY),
-        "--host", "127.0.0.1", "--port", str(own_port), "--disable-runtime-dependency-installation",
+        "--host", "127.0.0.1", "--port", str(own_port),
     ]  # fmt: skip
 
 

@@ -38,8 +38,9 @@ class Forecast:
 def forecast(parameters: int, sections: FederationSections) -> Forecast:
     """``parameters``: of the adapter; they travel as float32.
 
-    A node gets the adapter and sends it back; the coordinator's line, taken to be as fast as the slowest node's, carries
-    all nodes' one after the other in each direction. In exact mode the frozen adapter is sent as well, at its cap.
+    A node gets the adapter and sends it back; the coordinator's line, taken to be as fast as the slowest node's,
+    carries all nodes' one after the other in each direction. In exact mode the frozen adapter is sent as well, at its
+    cap.
     """
     adapter = parameters * 4 / MB
     down = adapter + (_residual_parameters(parameters, sections) * 4 / MB)
@@ -81,7 +82,8 @@ def render(found: Forecast, sections: FederationSections) -> str:
         f"({found.adapter_mb:.2f} MB)",
         f"per round    {found.node_mb:.2f} MB by each node (down and up), {found.coordinator_mb:.2f} MB in all",
         f"time         {found.round_seconds / 60:.1f} minutes a round: {sections.rounds.train_seconds} s training, "
-        f"{found.transfer_seconds:.1f} s sending at {sections.uplink_mbit:g} Mbit/s, {ROUND_OVERHEAD_SECONDS:g} s Flower",
+        f"{found.transfer_seconds:.1f} s sending at {sections.uplink_mbit:g} Mbit/s, "
+        f"{ROUND_OVERHEAD_SECONDS:g} s Flower",
         f"whole run    {found.hours:.1f} hours, {found.total_gb:.2f} GB",
         f"speed-up     {found.speed_up:.2f} times the tokens per hour of one such box",
     ]

@@ -1,8 +1,8 @@
 """The TLS front: the one port that nodes reach. It lets the fleet API through to the SuperLink, and nothing else.
 
 Flower serves its control API on the same port as its fleet API, open to whoever reaches it. So the SuperLink listens on
-loopback, and from outside only POSTs to exactly the paths below get there. A path is compared as it was sent: nothing is
-decoded or shortened, so no spelling of another path can pass for one of them. Standard library only.
+loopback, and from outside only POSTs to exactly the paths below get there. A path is compared as it was sent: nothing
+is decoded or shortened, so no spelling of another path can pass for one of them. Standard library only.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_CONNECT = do_TRACE = _serve
 
     def _forward(self, body: bytes) -> None:
-        connection = http.client.HTTPSConnection(*self.server.behind, timeout=PATIENCE_SECONDS, context=self.server.inner)
+        host, port = self.server.behind
+        connection = http.client.HTTPSConnection(host, port, timeout=PATIENCE_SECONDS, context=self.server.inner)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
         try:
             connection.request("POST", self.path, body, headers)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,7 @@ def join(folder: Path, say: Callable[[str], None]) -> int:
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"{folder / NODE_FILE}: {error}. Give a node's folder, as federate init makes it.") from None
     if not (folder / TRAIN_FILE).is_file():
-        raise InputError(f"{folder / TRAIN_FILE} does not exist. Copy the federation's training there; data is this box's.")
+        raise InputError(f"{folder / TRAIN_FILE} does not exist. Copy the training there; data is this box's.")
     flower.programs()
     stop = Stop()
     trainer = _trainer(folder)
@@ -44,7 +45,7 @@ def join(folder: Path, say: Callable[[str], None]) -> int:
         while not stop.asked:
             now = time.monotonic()
             if trainer.poll() is not None:
-                say(f"the training of {node.node} has ended ({trainer.returncode}); see mens-sup status {folder / 'run'}")
+                say(f"the training has ended ({trainer.returncode}); {folder / 'trainer.log'} says why")
                 return trainer.returncode or 1
             if link is not None and link.poll() is not None:
                 pause = FIRST_PAUSE if now - began > STEADY_SECONDS else min(2 * pause, LONGEST_PAUSE)
@@ -85,10 +86,8 @@ def _supernode(folder: Path, node: Node) -> subprocess.Popen[bytes]:
 def end(process: subprocess.Popen[bytes], patience: float) -> None:
     """Asks it to end, and ends what is left of its session after ``patience`` seconds."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(patience)
-    except subprocess.TimeoutExpired:
-        pass
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

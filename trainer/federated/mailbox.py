@@ -37,7 +37,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``done-ROUND.json``: what the trainer did for a task; its adapter lies beside it, and ``digest`` is that one's."""
+    """``done-ROUND.json``: what the trainer did for a task; its adapter lies beside it, with ``digest``."""
 
     round: int
     broadcast: str
@@ -48,7 +48,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Mailbox:
-    """Raises OSError where the folder cannot be read or written, ValueError for files that are not what they must be."""
+    """Raises OSError where the folder cannot be read or written, ValueError for files that are none of ours."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

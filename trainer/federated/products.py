@@ -1,8 +1,8 @@
 """What several adapters come to: sums of products B A, without ever holding an m x n matrix.
 
-A LoRA layer adds ``s B A`` to a weight (B: m x r, A: r x n). What nodes have learnt is the product, so the mean is taken
-over products. The sum of N products is ``[c1 B1 | ... | cN BN] [A1; ...; AN]``; QR of both stacks leaves a core of at most
-N r x N r, and its SVD gives the best factors of rank r (Eckart-Young). All of it is computed in float64.
+A LoRA layer adds ``s B A`` to a weight (B: m x r, A: r x n). What nodes have learnt is the product, so the mean is
+taken over products. The sum of N products is ``[c1 B1 | ... | cN BN] [A1; ...; AN]``; QR of both stacks leaves a core
+of at most N r x N r, and its SVD gives the best factors of rank r (Eckart-Young). All of it is computed in float64.
 """
 
 from __future__ import annotations

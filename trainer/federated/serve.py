@@ -64,8 +64,9 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
     stop = Stop()
     keys = root / COORDINATOR
     try:
+        behind = ("127.0.0.1", inner_port)
         front = Front(
-            ("", sections.port), keys / f"{FRONT}.pem", keys / f"{FRONT}.key", ("127.0.0.1", inner_port), keys / AUTHORITY
+            ("", sections.port), keys / f"{FRONT}.pem", keys / f"{FRONT}.key", behind, keys / AUTHORITY
         )
     except OSError as error:
         raise InputError(f"{file}: port {sections.port} cannot be served: {error.strerror or error}.") from None

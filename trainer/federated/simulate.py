@@ -28,11 +28,13 @@ def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> i
         made = init(out, sections.name, "127.0.0.1", port, names, sections.train)
     except FileExistsError:
         raise InputError(f"{out} exists already. Name another folder by --out, or remove it.") from None
-    made.write_text(render_yaml({**document, "host": "127.0.0.1", "port": port, "nodes": names, "train": sections.train}))
+    here = {"host": "127.0.0.1", "port": port, "nodes": names, "train": sections.train}
+    made.write_text(render_yaml({**document, **here}))
     for number, name in enumerate(names):
         options = train.get("train")
         own = {**(options if isinstance(options, dict) else {}), "seed": 1000 + number}
-        (out / name / TRAIN_FILE).write_text(render_yaml(_absolute({**train, "train": own}, Path(sections.train).parent)))
+        training = _absolute({**train, "train": own}, Path(sections.train).parent)
+        (out / name / TRAIN_FILE).write_text(render_yaml(training))
     say(f"{nodes} nodes in {out}")
     stop = Stop()
     program = str(Path(sys.executable).parent / "mens-sup")

@@ -36,8 +36,9 @@ def main() -> int:
         for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
     }
     lora = sections.model.lora
-    model.peft_config["default"].base_model_name_or_path = base
-    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed, _plain(model.peft_config["default"]))
+    peft = model.peft_config["default"]
+    peft.base_model_name_or_path = base
+    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed, _plain(peft))
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
 

@@ -1,7 +1,7 @@
 """The coordinator's loop with nodes that are scripted, on a clock of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -64,12 +64,12 @@ class ToyWire:
         return None
 
 
-def _run(folder: Path, wire: ToyWire, count: int = 3, stop_at: float = 1e9, late_rounds: int = 2) -> tuple[State, list[str]]:
+def _run(folder: Path, wire: ToyWire, count: int = 3, stop_at: float = 1e9) -> tuple[State, list[str]]:
     sections = FederationSections.model_validate(
         {
             "name": "lan", "host": "127.0.0.1", "nodes": list(KEYS), "train": "t.yaml",
             "rounds": {
-                "count": count, "train_seconds": 10, "deadline_seconds": 60, "late_rounds": late_rounds,
+                "count": count, "train_seconds": 10, "deadline_seconds": 60, "late_rounds": 2,
                 "late_factor": 0.5,
             },
         }
@@ -105,7 +105,7 @@ def test_three_nodes_that_are_in_time(tmp_path: Path) -> None:
 
 # proves FED-1 (a dead peer costs its own share, and no round is longer than the deadline)
 def test_a_dead_node_costs_the_others_nothing_but_its_share(tmp_path: Path) -> None:
-    state, said = _run(tmp_path, ToyWire({"node1": 10.0, "node2": 10.0, "node3": None}), count=6)
+    state, _ = _run(tmp_path, ToyWire({"node1": 10.0, "node2": 10.0, "node3": None}), count=6)
     assert all(set(record.counted) == {"node1", "node2"} for record in state.records)
     assert all(record.seconds <= 60 for record in state.records)
     # Asked once, it holds up no round but the first; when an answer would be too old it is asked again.
@@ -128,7 +128,7 @@ def test_nodes_that_are_away_and_return(tmp_path: Path) -> None:
     wire = ToyWire(dict.fromkeys(KEYS, 10.0), absent=dict.fromkeys(KEYS, (0.0, 70.0)))
     state, _ = _run(tmp_path, wire, count=3)
     assert not state.records[0].counted and state.records[0].seconds == pytest.approx(60, abs=0.1)
-    assert np.array_equal(read_adapter(tmp_path, 1), np.asarray(read_adapter(tmp_path, 1)))
+    assert all(np.abs(product).max() == 0 for product in _products(read_adapter(tmp_path, 1)))
     assert set(state.records[1].counted) == set(KEYS)
     assert all(round_ == 1 for _, round_, when in wire.asked if when < 80)
 
@@ -149,7 +149,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_its_round(tmp_path: Path, kil
 # proves FED-1 (a tampered delta is refused and said, the others count)
 def test_a_tampered_delta_is_refused(tmp_path: Path) -> None:
     def spoil(answer: Answer) -> Answer:
-        return Answer(answer.handle, answer.claim, answer.signature, answer.adapter * 2) if "node2" in answer.handle else answer
+        return replace(answer, adapter=answer.adapter * 2) if "node2" in answer.handle else answer
 
     state, said = _run(tmp_path, ToyWire(dict.fromkeys(KEYS, 10.0), spoil=spoil), count=1)
     assert set(state.records[0].counted) == {"node1", "node3"}

@@ -18,7 +18,8 @@ from trainer.federated.identity import Node, init, read_delta_key, read_delta_pu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return init(tmp_path_factory.mktemp("fed") / "lan", "lan", "127.0.0.1", 9443, ["node1", "node2"], "train.yaml").parent
+    root = tmp_path_factory.mktemp("fed") / "lan"
+    return init(root, "lan", "127.0.0.1", 9443, ["node1", "node2"], "train.yaml").parent
 
 
 # proves FED-1 (each node has keys of its own, nobody else can read them, the coordinator knows only the public ones)
@@ -120,7 +121,7 @@ def test_plain_http_and_smuggled_requests_get_nowhere(front: Front, folder: Path
         plain.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         assert b"200" not in plain.recv(1000)
     with pytest.raises(ssl.SSLError):
-        http.client.HTTPSConnection("127.0.0.1", front.server_address[1], timeout=60).request("POST", "/v1/fleet/get-run")
+        http.client.HTTPSConnection("127.0.0.1", front.server_address[1], timeout=60).connect()
     connection = _connect(front, folder)
     connection.connect()
     assert connection.sock is not None

@@ -5,6 +5,7 @@ import pytest
 
 from trainer.federated.products import (
     Exactly,
+    Matrix,
     Term,
     averaging_error,
     exact_round,
@@ -17,10 +18,14 @@ from trainer.federated.products import (
 M, N, R = 40, 56, 4
 
 
+def _draw(draw: np.random.Generator, rows: int, columns: int) -> Matrix:
+    return draw.normal(size=(rows, columns)).astype(np.float32)
+
+
 def _terms(weights: list[float], seed: int = 0, rank: int = R) -> list[Term]:
     draw = np.random.default_rng(seed)
     return [
-        Term(weight, draw.normal(size=(M, rank)).astype(np.float32), draw.normal(size=(rank, N)).astype(np.float32)) for weight in weights
+        Term(weight, _draw(draw, M, rank), _draw(draw, rank, N)) for weight in weights
     ]
 
 
@@ -74,7 +79,7 @@ def test_terms_may_be_negative_so_a_late_delta_is_a_sum_as_well() -> None:
 def test_directions_that_are_not_used_stay_able_to_learn(ranks: list[int]) -> None:
     draw = np.random.default_rng(1)
     terms = [
-        Term(1 / len(ranks), np.zeros((M, rank), np.float32), 0.1 * draw.normal(size=(rank, N)).astype(np.float32)) for rank in ranks
+        Term(1 / len(ranks), np.zeros((M, rank), np.float32), 0.1 * _draw(draw, rank, N)) for rank in ranks
     ]
     found = refactor(terms, R)
     assert float(np.abs(found.b).max()) < 1e-12
@@ -93,7 +98,7 @@ def test_one_node_alone_gets_its_own_product_back() -> None:
 
 def test_a_layer_narrower_than_the_stack_of_factors() -> None:
     draw = np.random.default_rng(2)
-    terms = [Term(0.5, draw.normal(size=(M, 8)).astype(np.float32), draw.normal(size=(8, 10)).astype(np.float32)) for _ in range(3)]
+    terms = [Term(0.5, _draw(draw, M, 8), _draw(draw, 8, 10)) for _ in range(3)]
     wanted = _dense(terms)
     found = refactor(terms, 8)
     u, values, vt = np.linalg.svd(wanted, full_matrices=False)
