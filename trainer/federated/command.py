@@ -90,12 +90,13 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(f"{sections.name}: {len(records)} of {sections.rounds.count} rounds are done\n")
     for record in records[-10:]:
+        moved = "" if record.bytes_moved is None else f"; {record.bytes_moved / 1e6:.2f} MB moved so far"
         sys.stdout.write(
             f"round {record.round}: {record.seconds:.0f} s, {sum(record.counted.values())} tokens of "
             f"{', '.join(sorted(record.counted)) or 'nobody'}"
             + "".join(f"; {node} refused: {why}" for node, why in record.refused.items())
             + (f"; silent: {', '.join(record.missing)}" if record.missing else "")
-            + f"; lost {record.lost_share:.2%}, plain averaging {record.averaging_error:.2%} off\n"
+            + f"; lost {record.lost_share:.2%}, plain averaging {record.averaging_error:.2%} off{moved}\n"
         )
     return 0
 

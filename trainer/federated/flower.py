@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from supervisor.problems import InputError
+from trainer.federated.bytes_moved import DATABASE
 from trainer.federated.identity import AUTHORITY, COORDINATOR, FLEET_KEY, FLEET_PUBLIC, SUPERLINK
 
 VENV_VARIABLE = "MENS_FLOWER_VENV"
@@ -66,7 +67,7 @@ def superlink(root: Path, port: int) -> list[str]:
         str(programs() / "flower-superlink"), "--host", "127.0.0.1", "--port", str(port),
         "--ssl-certfile", str(keys / f"{SUPERLINK}.pem"), "--ssl-keyfile", str(keys / f"{SUPERLINK}.key"),
         "--ssl-ca-certfile", str(keys / AUTHORITY), "--enable-supernode-auth",
-        "--database", str(keys / "superlink.db"), "--disable-runtime-dependency-installation",
+        "--database", str(keys / DATABASE), "--disable-runtime-dependency-installation",
     ]  # fmt: skip
 
 

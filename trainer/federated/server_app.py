@@ -18,6 +18,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from supervisor.protocol.lock import FileLock
+from trainer.federated.bytes_moved import DATABASE, counted_bytes
 from trainer.federated.config import FederationSections, load_federation
 from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, Answer, Coordinator, WireError, begin, lock_path
 from trainer.federated.deltas import Asked
@@ -35,8 +36,9 @@ app = ServerApp()
 class GridWire:
     """Implements trainer.federated.coordinator.Wire on a grid of Flower's."""
 
-    def __init__(self, grid: Grid, sections: FederationSections) -> None:
+    def __init__(self, grid: Grid, sections: FederationSections, database: Path) -> None:
         self._grid = grid
+        self._database = database
         self._sections = sections
         self._ids: dict[str, int] = {}
 
@@ -83,8 +85,8 @@ class GridWire:
         return found
 
     def bytes_moved(self) -> int | None:
-        """Flower counts them; the runtime API doesn't tell its ServerApp."""
-        return None
+        """By Flower's own counter, over all runs that were submitted to this SuperLink."""
+        return counted_bytes(self._database)
 
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
@@ -110,7 +112,7 @@ def main(grid: Grid, context: Context) -> None:
     lock.acquire()  # one that was submitted while another still works ends here, and the other goes on
     state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed)
     coordinator = Coordinator(
-        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections), _say
+        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections, folder / DATABASE), _say
     )
     try:
         coordinator.run(state)

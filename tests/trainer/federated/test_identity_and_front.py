@@ -2,16 +2,19 @@
 
 import http.client
 import socket
+import sqlite3
 import ssl
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from trainer.federated.bytes_moved import DATABASE, counted_bytes
 from trainer.federated.front import FLEET, Front, may_pass
 from trainer.federated.identity import Node, init, read_delta_key, read_delta_public
 
@@ -35,6 +38,19 @@ def test_init_makes_a_folder_for_each_node(folder: Path) -> None:
     assert msgspec.json.decode((folder / "node2/node.json").read_bytes(), type=Node) == Node(
         "lan", "node2", "127.0.0.1", 9443
     )
+
+
+# proves FED-1 (MB per round are Flower's own count; what cannot be read is unknown, not zero)
+def test_bytes_are_read_from_flowers_own_counter(tmp_path: Path) -> None:
+    database = tmp_path / DATABASE
+    assert counted_bytes(database) is None
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE run (bytes_sent INTEGER, bytes_recv INTEGER)")
+        assert counted_bytes(database) is None
+        connection.execute("INSERT INTO run VALUES (300, 20), (1, 4)")
+        connection.commit()
+        assert counted_bytes(database) == 325
+    assert not list(tmp_path.glob("*-journal"))
 
 
 def test_keys_that_exist_are_not_made_anew(folder: Path) -> None:

@@ -50,6 +50,8 @@ def test_three_real_nodes_train_one_adapter(tmp_path: Path) -> None:
     state = msgspec.json.decode((tmp_path / "trial/coordinator/standing/state.json").read_bytes(), type=State)
     assert [record.round for record in state.records] == [0, 1]
     assert all(set(record.counted) == {"node1", "node2", "node3"} for record in state.records)
+    first, second = (record.bytes_moved or 0 for record in state.records)
+    assert second - first >= 3 * 4 * state.layout.size  # Flower's own counter; it adds what came back a little later
     tensors = load_file(tmp_path / "trial/final/adapter_model.safetensors")
     assert layout_of(tensors) == state.layout
     assert any(np.abs(tensor).max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
