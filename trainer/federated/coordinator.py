@@ -29,6 +29,8 @@ BLUEPRINT_FILE = "blueprint.json"
 """In the coordinator's folder: where the standing of the rounds is kept, and what the adapter is."""
 NORMS_KEPT = 50
 POLL_SECONDS = 1.0
+Key = tuple[str, int]
+"""A delta: whose, and of which round."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class State(msgspec.Struct, frozen=True):
     layout: Layout
     round: int = 0
     norms: tuple[float, ...] = ()
-    counted: frozenset[tuple[str, int]] = frozenset()
+    counted: frozenset[Key] = frozenset()
     records: tuple[Record, ...] = ()
 
     @property
@@ -171,10 +173,11 @@ class Coordinator:
         broadcast = read_adapter(self.folder, number)
         began = self.clock()
         arrivals: list[Arrival] = []
-        refused: dict[str, str] = {}
+        refused: dict[Key, str] = {}
         while True:
             self._forget()
-            self._ask(state.layout, number, broadcast, [*(a.node for a in arrivals if a.round == number), *refused])
+            done = [*((arrival.node, arrival.round) for arrival in arrivals), *refused]
+            self._ask(state.layout, number, broadcast, [node for node, of in done if of == number])
             for arrival in self._collect(state, refused):
                 arrivals.append(arrival)
             fresh = [arrival for arrival in arrivals if arrival.round == number]
@@ -205,8 +208,8 @@ class Coordinator:
         except WireError as error:
             self.say(f"nodes cannot be asked just now: {error}")
 
-    def _collect(self, state: State, refused: dict[str, str]) -> list[Arrival]:
-        """What has come and is fit to count; who handed in something else is in ``refused`` with the reason."""
+    def _collect(self, state: State, refused: dict[Key, str]) -> list[Arrival]:
+        """What has come and is fit to count; what isn't goes to ``refused`` with the reason."""
         if not self._owing:
             return []
         try:
@@ -224,7 +227,7 @@ class Coordinator:
                 found.append(arrival)
         return found
 
-    def _judged(self, state: State, owing: Owing, answer: Answer, refused: dict[str, str]) -> Arrival | None:
+    def _judged(self, state: State, owing: Owing, answer: Answer, refused: dict[Key, str]) -> Arrival | None:
         claim = read_claim(answer.claim)
         if answer.failed or claim is None:
             why = answer.failed or "it is not a delta"
@@ -236,38 +239,43 @@ class Coordinator:
             why = fault(claim, answer.signature, answer.adapter, asked, self.keys[owing.node]) or ""
             if not why:
                 return Arrival(owing.node, owing.round, claim.tokens, answer.adapter)
-        refused[owing.node] = why
+        refused[owing.node, owing.round] = why
         self.say(f"the delta of {owing.node} for round {owing.round} does not count: {why}")
         return None
 
     def _end(
-        self, state: State, broadcast: Flat, arrivals: list[Arrival], refused: dict[str, str], seconds: float
+        self, state: State, broadcast: Flat, arrivals: list[Arrival], refused: dict[Key, str], seconds: float
     ) -> State:
         rounds, number, layout = self.sections.rounds, state.round, state.layout
         began = {arrival.round: read_adapter(self.folder, arrival.round) for arrival in arrivals}
         norms = {
-            arrival.node: delta_norm(layout, self.scale, began[arrival.round], arrival.adapter) for arrival in arrivals
+            (arrival.node, arrival.round): delta_norm(layout, self.scale, began[arrival.round], arrival.adapter)
+            for arrival in arrivals
         }
-        for node, why in outliers(norms, state.norms, self.sections.aggregation.norm_times).items():
-            refused[node] = why
-            self.say(f"the delta of {node} does not count: {why}")
-        counting = [arrival for arrival in arrivals if arrival.node not in refused]
+        for (node, of), why in outliers(norms, state.norms, self.sections.aggregation.norm_times).items():
+            refused[node, of] = why
+            self.say(f"the delta of {node} for round {of} does not count: {why}")
+        counting = [arrival for arrival in arrivals if (arrival.node, arrival.round) not in refused]
         shares = weights(counting, number, rounds.late_factor, rounds.late_rounds)
         adapter, lost_share, averaging = broadcast, 0.0, 0.0
         if shares:
             after = outcome(layout, {**began, number: broadcast}, number, counting, shares)
             adapter, lost_share, averaging = after.adapter, after.lost_share, after.averaging_error
-        counted = {arrival.node: arrival.tokens for arrival in counting if (arrival.node, arrival.round) in shares}
+        counted: dict[str, int] = {}
+        for arrival in counting:
+            if (arrival.node, arrival.round) in shares:  # a node may have a late delta and one that is in time
+                counted[arrival.node] = counted.get(arrival.node, 0) + arrival.tokens
         record = Record(
             number, round(seconds, 3), counted,
-            {a.node: number - a.round for a in counting if a.round < number}, dict(refused),
+            {a.node: number - a.round for a in counting if a.round < number},
+            {node: why for (node, _), why in refused.items()},
             tuple(sorted(owing.node for owing in self._owing.values() if owing.round == number)),
             lost_share, averaging, self.wire.bytes_moved(),
         )  # fmt: skip
         write_adapter(self.folder, number + 1, adapter)
         after_it = State(
             state.federation, layout, number + 1,
-            (*state.norms, *(norms[node] for node in counted))[-NORMS_KEPT:],
+            (*state.norms, *(norms[key] for key in shares))[-NORMS_KEPT:],
             state.counted | frozenset(shares), (*state.records, record),
         )  # fmt: skip
         write_state(self.folder, after_it)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from trainer.federated.products import Term, norm
 
 CONTEXT = b"mens-sup federated delta 1\n"
 """Begins what is signed, so that no signature for another purpose fits."""
+K = TypeVar("K", bound=Hashable)
 FEWEST_TO_COMPARE = 3
 """Norms that a typical one can be told from."""
 
@@ -101,18 +103,18 @@ def delta_norm(layout: Layout, scale: float, began: Flat, ended: Flat) -> float:
     return math.sqrt(squares)
 
 
-def outliers(norms: Mapping[str, float], earlier: Sequence[float], times: float) -> dict[str, str]:
-    """The nodes whose delta is more than ``times`` as large as is usual, with why.
+def outliers(norms: Mapping[K, float], earlier: Sequence[float], times: float) -> dict[K, str]:
+    """The deltas that are more than ``times`` as large as is usual, with why.
 
-    Usual is the median of the deltas that counted before and of the other nodes' now. With fewer than three of those
-    nothing is usual yet and nobody is an outlier.
+    Usual is the median of those that counted before and of the others now. With fewer than three of those nothing is
+    usual yet and nothing is an outlier.
     """
     found = {}
-    for node, size in norms.items():
-        others = [*earlier, *(other for name, other in norms.items() if name != node)]
+    for key, size in norms.items():
+        others = [*earlier, *(other for name, other in norms.items() if name != key)]
         if len(others) < FEWEST_TO_COMPARE:
             continue
         usual = statistics.median(others)
         if size > times * usual:
-            found[node] = f"it moves the weights by {size:.3g}, {times:g} times {usual:.3g} would be the most"
+            found[key] = f"it moves the weights by {size:.3g}, {times:g} times {usual:.3g} would be the most"
     return found

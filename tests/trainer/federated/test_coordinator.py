@@ -157,6 +157,34 @@ def test_a_tampered_delta_is_refused(tmp_path: Path) -> None:
     assert any("node2" in sentence and "does not count" in sentence for sentence in said)
 
 
+# proves FED-1 (a delta that is too late is refused, and its node goes on with the round that is under way)
+def test_a_node_whose_delta_is_too_late_is_asked_at_once(tmp_path: Path) -> None:
+    wire = ToyWire({"node1": 10.0, "node2": 10.0, "node3": 95.0})
+    state, _ = _run(tmp_path, wire, count=8)
+    too_late = [record for record in state.records if "rounds late" in record.refused.get("node3", "")]
+    assert too_late
+    asked = {round_: when for node, round_, when in wire.asked if node == "node3"}
+    assert all(record.round in asked for record in too_late)
+
+
+# proves FED-1 (a late delta and one in time, of one node in one round: both count)
+def test_a_late_delta_and_one_in_time_count_both(tmp_path: Path) -> None:
+    wire = ToyWire({"node1": 40.0, "node2": 40.0, "node3": 65.0})
+    ask = wire.ask
+
+    def once_slow(node: str, asked: Asked, broadcast: Flat, seconds_valid: float) -> str:
+        handle = ask(node, asked, broadcast, seconds_valid)
+        if node == "node3":
+            wire.takes[node] = 10.0
+        return handle
+
+    wire.ask = once_slow  # type: ignore[method-assign]
+    state, _ = _run(tmp_path, wire, count=2)
+    assert state.records[1].counted == {"node1": 100, "node2": 200, "node3": 600}
+    assert state.records[1].late == {"node3": 1}
+    assert {round_ for node, round_ in state.counted if node == "node3"} == {0, 1}
+
+
 # proves FED-1 (a line that is cut for a moment is tried again)
 def test_a_line_that_is_cut_for_a_moment(tmp_path: Path) -> None:
     state, said = _run(tmp_path, ToyWire(dict.fromkeys(KEYS, 10.0), fails_at=frozenset({1, 2, 3})), count=1)
