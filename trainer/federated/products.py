@@ -65,14 +65,8 @@ def refactor(terms: Sequence[Term], rank: int) -> Factored:
     """
     core = _core(terms)
     u, values, vt = np.linalg.svd(core.middle, full_matrices=False)
-    columns = core.right.shape[1]
-    if rank > min(core.left.shape[0], columns):
-        raise ValueError(f"rank {rank} is more than the {columns} directions that these factors have")
-    spare = rank - len(values)
-    if spare > 0:  # the core is less wide than high: b has fewer columns than a has rows
-        u = np.concatenate([u, np.zeros((len(u), spare))], 1)
-        values = np.concatenate([values, np.zeros(spare)])
-        vt = np.concatenate([vt, _completion(vt, spare)])
+    if rank > len(values):
+        raise ValueError(f"rank {rank} is more than the {len(values)} directions that these factors have")
     length = _row_length(terms)
     energy = np.square(values)
     return Factored(
@@ -141,12 +135,6 @@ def _core(terms: Sequence[Term]) -> _Core:
     left, upper = np.linalg.qr(np.concatenate([term.coefficient * term.b.astype(np.float64) for term in terms], 1))
     right, lower = np.linalg.qr(np.concatenate([term.a.astype(np.float64) for term in terms]).T)
     return _Core(left, upper @ lower.T, right)
-
-
-def _completion(rows: Exactly, count: int) -> Exactly:
-    """``count`` orthonormal rows that are orthogonal to the orthonormal ``rows`` ([k, n], k + count <= n)."""
-    whole = np.linalg.qr(rows.T, mode="complete").Q
-    return whole[:, rows.shape[0] : rows.shape[0] + count].T
 
 
 def _row_length(terms: Sequence[Term]) -> float:

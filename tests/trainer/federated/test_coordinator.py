@@ -105,12 +105,15 @@ def test_three_nodes_that_are_in_time(tmp_path: Path) -> None:
 
 # proves FED-1 (a dead peer costs its own share, and no round is longer than the deadline)
 def test_a_dead_node_costs_the_others_nothing_but_its_share(tmp_path: Path) -> None:
-    state, _ = _run(tmp_path, ToyWire({"node1": 10.0, "node2": 10.0, "node3": None}), count=6)
+    wire = ToyWire({"node1": 10.0, "node2": 10.0, "node3": None})
+    state, _ = _run(tmp_path, wire, count=16)
     assert all(set(record.counted) == {"node1", "node2"} for record in state.records)
     assert all(record.seconds <= 60 for record in state.records)
     # Asked once, it holds up no round but the first; when an answer would be too old it is asked again.
     assert [record.missing for record in state.records][:3] == [("node3",), (), ()]
     assert [record.seconds > 59 for record in state.records][:3] == [True, False, False]
+    again = [when for node, _, when in wire.asked if node == "node3"]
+    assert len(again) == 2 and again[1] - again[0] == pytest.approx(180, abs=12)
 
 
 # proves FED-1 (a slow node's deltas are late, weigh less, and count once each)
