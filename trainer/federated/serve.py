@@ -30,7 +30,7 @@ from trainer.federated.packed import Blueprint, named
 
 FILE_VARIABLE = "MENS_FEDERATION"
 HEALTHY_SECONDS = 180.0
-RESUBMIT_SECONDS = 20.0
+RESUBMIT_SECONDS = 60.0
 """A submitted run takes so long to begin at most; after that it is taken for dead and submitted anew."""
 KNOWN_KEY = "already in use"
 
