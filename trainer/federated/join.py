@@ -50,6 +50,7 @@ def join(folder: Path, say: Callable[[str], None]) -> int:
             if link is not None and link.poll() is not None:
                 pause = FIRST_PAUSE if now - began > STEADY_SECONDS else min(2 * pause, LONGEST_PAUSE)
                 say(f"the SuperNode ended ({link.returncode}); it is started anew in {pause:.0f} seconds")
+                end(link, 0.0)  # what it had started lives on, and would answer for a node that is gone
                 link, due = None, now + pause
             if link is None and now >= due:
                 link, began = _supernode(folder, node), now

@@ -79,6 +79,7 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
             if link is None or link.poll() is not None:
                 if link is not None:
                     say(f"the SuperLink died ({link.returncode}); it is started anew")
+                    _end(link)  # what it had started lives on
                 link = _superlink(root, file, inner_port, sections, stop, say)
                 submitted = 0.0
             state = read_state(root)
