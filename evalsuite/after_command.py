@@ -29,14 +29,14 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's folder")
-    parser.add_argument("gates", metavar="GATE", type=Path, nargs="+", help="gate files; see docs/evaluation.md")
+    parser.add_argument("gates", metavar="GATE", type=Path, nargs="+", help="gate files; see docs/gates.md")
     parser.add_argument("--json", dest="as_json", action="store_true", help="the results as JSON on standard output")
     parser.set_defaults(command=gates_command)
 
 
 def gates_command(options: argparse.Namespace) -> int:
     from evalsuite.after_run import StoppedError, judge_run, plain, spawn, trained
-    from evalsuite.gate_command import gate_text
+    from evalsuite.gate_command import show_gate
     from rft.job_file import SUPERVISOR
 
     run = trained(options.run_dir)
@@ -46,7 +46,7 @@ def gates_command(options: argparse.Namespace) -> int:
             result = judge_run(run, gate, spawn(SUPERVISOR))
             results.append(result)
             if not options.as_json:
-                sys.stdout.write(f"{gate_text(result)}\n")
+                show_gate(result)
                 sys.stdout.flush()
     except StoppedError:
         sys.stderr.write("stopped; the same command goes on\n")

@@ -28,7 +28,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("gate", metavar="GATE", type=Path, help="YAML file; see docs/evaluation.md")
+    parser.add_argument("gate", metavar="GATE", type=Path, help="YAML file; see docs/gates.md")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the result (GATE.result.json beside the gate's file)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="the result as a page")
     parser.add_argument("--json", dest="as_json", action="store_true", help="the result as JSON on standard output")
@@ -56,11 +56,16 @@ def gate_command(options: argparse.Namespace) -> int:
         plain = {**msgspec.to_builtins(result), "sha256": gate_digest(result)}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
     else:
-        from evalsuite.report.tables import gate_lines, gate_table, show
-
-        show(*([gate_table(result)] if result.checks else []), gate_lines(result))
+        show_gate(result)
         sys.stdout.write(f"{out}\n")
     return result.verdict.exit_code
+
+
+def show_gate(result: GateResult) -> None:
+    """On standard output, for people; the verdict comes last, where one looks."""
+    from evalsuite.report.tables import gate_lines, gate_table, show
+
+    show(*([gate_table(result)] if result.checks else []), gate_lines(result))
 
 
 def run_gate(file: Path) -> GateResult:

@@ -41,7 +41,7 @@ def run_gates(directory: Path, gates: Sequence[str], notify: NotifySettings) -> 
 def _tell(directory: Path, found: Sequence[Event], notify: NotifySettings, log: EventLog) -> None:
     teller = Teller(lambda sentence: log.append("warning", sentence))
     for event in found:
-        payload = {
+        payload: dict[str, object] = {
             "event": "gate",
             "run": directory.resolve().name,
             "run_dir": str(directory),

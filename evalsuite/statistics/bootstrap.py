@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse, special
 
 from evalsuite.statistics.units import Floats, Units
@@ -24,6 +25,7 @@ DRAWS = 10_000
 FEW_UNITS = 50
 FEW_DIFFERING = 25
 """Below either, what units were not drawn matters more than those that were: ``bounded``."""
+Truths = NDArray[np.bool_]
 _AT_A_TIME = 1_000_000
 """Units drawn at a time; a few tens of MB."""
 
@@ -31,7 +33,8 @@ _AT_A_TIME = 1_000_000
 class Bounds(Protocol):
     """What the data say about the means of all columns. Every method gives one number a column."""
 
-    method: str
+    @property
+    def method(self) -> str: ...
 
     def lower(self, confidence: float) -> Floats:
         """The mean is above it, with ``confidence`` (one-sided)."""
@@ -119,7 +122,7 @@ class Bca:
         shares = special.ndtr(self.bias + moved / (1 - self.acceleration * moved))
         return np.asarray([np.quantile(column, share) for column, share in zip(self.means.T, shares, strict=True)])
 
-    def _level(self, below: Floats) -> Floats:
+    def _level(self, below: Truths) -> Floats:
         """The z whose quantile is the threshold: the inverse of :meth:`_quantile`."""
         draws = len(below)
         share = np.clip(below.sum(axis=0), 1, draws) / (draws + 1)
@@ -200,6 +203,6 @@ def fitting(units: Units, low: float, high: float, draws: int = DRAWS, seed: int
     return bca(units, draws, seed)
 
 
-def _at_least_one_draw(against: Floats) -> Floats:
+def _at_least_one_draw(against: Truths) -> Floats:
     """The share of draws that speak against it; never nothing, since there are only so many draws."""
     return np.asarray((against.sum(axis=0) + 1) / (len(against) + 1))

@@ -12,12 +12,15 @@ import pytest
 
 from supervisor.daemon import scheduler as scheduler_module
 from supervisor.daemon.desk import Desk, LoopView
-from supervisor.daemon.intake import Accepted
+from supervisor.daemon.intake import Accepted, accept
+from supervisor.daemon.launcher import SessionLauncher
+from supervisor.daemon.loop import Daemon
 from supervisor.daemon.paths import DaemonPaths
 from supervisor.daemon.queue import Queue, StoredSchedule
 from supervisor.daemon.scheduler import Scheduler
 from supervisor.daemon.service import EntryState, NoSuchEntryError, NotPossibleError, Submission
 from supervisor.problems import InputError
+from supervisor.protocol.lock import FileLock
 
 ACCEPTED = Accepted(name="r", kind="sft", device="cpu", processes=1, arguments=(), document="name: r\n")
 HOUR = 3600.0
@@ -210,3 +213,25 @@ def test_a_schedule_is_made_and_removed(desk: Desk) -> None:
     with pytest.raises(NotPossibleError):
         desk.add_schedule(Path("/c.yaml"), "now and then")
     assert scheduler_module.first_time("0 2 * * *") == made.next_at
+
+
+def test_there_is_one_daemon_for_a_state_folder(tmp_path: Path) -> None:
+    paths = DaemonPaths(tmp_path)
+    daemon = Daemon(paths, tmp_path / "runs", SessionLauncher(), restarting=lambda: False)
+    with FileLock(paths.lock), pytest.raises(InputError, match="A daemon works with"):
+        daemon.run()
+
+
+# proves SUP-18: what is queued was looked through; what is wrong is said with line and key
+def test_a_configuration_is_looked_through(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("kind: command\nname: mine\ncommand: [echo, hello]\nworking_dir: .\n")
+    accepted = accept(config, ("--set=limits.max_hours=3", "--max-attempts=2"), preflight=True)
+    assert (accepted.name, accepted.kind, accepted.device) == ("mine", "command", "auto")
+    assert accepted.arguments == ("--max-attempts=2",)
+    assert "max_hours: 3" in accepted.document and f"working_dir: {tmp_path}" in accepted.document
+    config.write_text("kind: command\ncommnd: [echo]\n")
+    with pytest.raises(NotPossibleError, match=r"c.yaml:2: .*commnd.*Did you mean command"):
+        accept(config, (), preflight=True)
+    with pytest.raises(NotPossibleError, match="takes these arguments"):
+        accept(config, ("--run-dir=/etc",), preflight=True)
