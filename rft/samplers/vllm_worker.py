@@ -63,7 +63,8 @@ def _listen(frames: ModuleType, channel: socket.socket, inbox: queue.SimpleQueue
 def _end_with_engine() -> None:
     """An engine that was killed says nothing, and whoever waits for its answers would wait for ever."""
     wait([child.sentinel for child in multiprocessing.active_children()])
-    print("the engine's process ended", file=sys.stderr, flush=True)
+    sys.stderr.write("the engine's process ended\n")
+    sys.stderr.flush()
     os._exit(1)
 
 
