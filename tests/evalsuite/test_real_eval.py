@@ -96,7 +96,7 @@ def test_zeros_and_other_templates_are_refused(tmp_path: Path) -> None:
     assert zeros.returncode == 2 and "changes nothing" in zeros.stderr, zeros.stderr
     assert not (tmp_path / "refused" / SCORES_NAME).exists()
     (tmp_path / "other.jinja").write_text(
-        (folders["trained"] / "chat_template.jinja").read_text().replace("assistant", "assistant ")
+        (folders["trained"] / "chat_template.jinja").read_text().replace("You are", "You were")
     )
     changed = evaluate(
         tmp_path, path, tmp_path / "changed", "--adapter", str(folders["trained"]),
@@ -115,9 +115,9 @@ def test_a_training_is_judged_at_its_end_and_exported(tmp_path: Path) -> None:
     document = {
         "name": "judged", "device": "cpu", "gates": ["gate.yaml"],
         "model": {"base": BASE, "lora": {"r": 4}},
-        "data": {"sources": [{"type": "python_declarations", "path": "stdlib", "max_rows": 60}],
-                 "validation": {"max_rows": 8}},
-        "train": {"max_steps": 3, "max_length": 64, "per_device_train_batch_size": 2, "learning_rate": 0.01},
+        "data": {"sources": [{"type": "python_declarations", "path": "stdlib", "max_rows": 600}],
+                 "validation": {"max_rows": 16}},
+        "train": {"max_steps": 3, "max_length": 128, "per_device_train_batch_size": 2, "learning_rate": 0.01},
         "checkpoint": {"save_steps": 3}, "limits": {"hang_seconds": 3600},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(json.dumps(document))
