@@ -214,13 +214,15 @@ class Runner:
         self._launch(job)
 
     def _launch(self, job: Job) -> None:
-        self._paths.job(job.id).root.mkdir(parents=True, exist_ok=True)
         self._drop(job.id)
         self._launched_at[job.id] = time.monotonic()
+        folder = self._paths.job(job.id).root
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             child = self._launcher.start(self._paths.root, job.id, job.launch)
-        except LaunchError as error:
-            self._queue.change(job.id, explanation=str(error))
+        except (LaunchError, OSError) as error:
+            why = f"{folder}: {error.strerror}." if isinstance(error, OSError) else str(error)
+            self._queue.change(job.id, explanation=why)
             self._launched_at[job.id] = time.monotonic() - START_SECONDS + 2.0 ** self._in_vain.get(job.id, 0)
             return
         if child is not None:
@@ -240,10 +242,12 @@ class Runner:
 
     @staticmethod
     def _of_the_run(job: Job, run: RunState | None) -> list[int]:
-        """Living processes of the run's last attempt."""
+        """Living processes of the run's last attempt, unless somebody else supervises the run: then they are his."""
         if run is None:
             return []
         paths = RunPaths(Path(job.run_dir))
+        if lock_holder(paths.supervisor_lock) is not None:
+            return []
         numbers = {run.attempt, run.attempt + 1}  # the next one's warm standby
         return [pid for number in numbers if number for pid in processes_of(paths.attempt(number).spec)]
 

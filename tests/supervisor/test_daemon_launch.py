@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,10 @@ from supervisor.daemon.runner import Runner
 from supervisor.daemon.service import EntryState
 from supervisor.process.identity import identity_of
 from supervisor.protocol.atomic import write_atomic
+from supervisor.protocol.attempt import SPEC_VARIABLE
 from supervisor.protocol.lock import FileLock
+from supervisor.protocol.paths import RunPaths
+from supervisor.state import RunState, write_state
 from supervisor.yaml_source import render_yaml
 
 STAND_INS = str(Path(__file__).parents[1] / "stand_ins")
@@ -172,3 +176,29 @@ def test_a_killed_supervisor_is_started_again(place: Place) -> None:
     place.until(EntryState.CANCELLED)
     assert len(events(place.run_dir, "attempt_started")) == 1
     assert time.time() - (place.job.ended_at or 0) < 90
+
+
+# proves SUP-18: a run that somebody supervises by hand is refused, and nothing happens to its trainer
+def test_a_run_that_somebody_else_supervises_keeps_its_trainer(place: Place) -> None:
+    paths = RunPaths(place.run_dir)
+    paths.attempt(1).root.mkdir(parents=True)
+    write_state(paths.state, RunState(id="r", kind="scripted", max_attempts=5, attempt=1))
+    trainer = subprocess.Popen(["sleep", "600"], env={**os.environ, SPEC_VARIABLE: str(paths.attempt(1).spec)})
+    try:
+        with FileLock(paths.supervisor_lock):
+            assert place.runner.end_leftovers(place.job) == "" and trainer.poll() is None
+        assert str(trainer.pid) in place.runner.end_leftovers(place.job)
+        assert trainer.wait(60) == -signal.SIGKILL
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+# proves SUP-18: a full or unusable state folder is an explanation, not the end of the daemon
+def test_a_folder_that_cannot_be_made_is_told(place: Place) -> None:
+    jobs = place.paths.job(place.entry).root.parent
+    shutil.rmtree(jobs)
+    jobs.write_text("in the way")
+    place.runner.begin(place.job, ("cpu",), "{}")
+    assert place.job.state is EntryState.STARTING
+    assert "jobs" in place.job.explanation and "Not a directory" in place.job.explanation
