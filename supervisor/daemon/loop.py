@@ -17,7 +17,7 @@ from supervisor.daemon.cards import Cards
 from supervisor.daemon.desk import Desk, LoopView, new_run_dir
 from supervisor.daemon.launcher import Launcher
 from supervisor.daemon.paths import DaemonPaths
-from supervisor.daemon.queue import Held, Job, Queue, StoredSchedule
+from supervisor.daemon.queue import Held, Job, Queue, StoredSchedule, damaged
 from supervisor.daemon.runner import Runner
 from supervisor.daemon.scheduler import Scheduler
 from supervisor.daemon.sd_notify import Notifier
@@ -141,6 +141,14 @@ class Daemon:
             except sqlite3.OperationalError as error:  # a full disk: every step is whole or undone, and tried again
                 status, wait = f"the queue cannot be written: {error}", RETRY_SECONDS
                 _log.error("%s: %s", self._paths.queue, status)
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:
+                    raise  # a constraint is broken, or a call is wrong: our own fault
+                raise damaged(self._paths.queue, error) from error
+            except OSError as error:
+                where = error.filename or self._paths.root
+                status, wait = f"{where} cannot be used: {error.strerror or error}", RETRY_SECONDS
+                _log.error("%s", status)
             self._view.ticked = time.monotonic()
             self._notifier.alive()
             self._notifier.status(status)
