@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from supervisor.daemon.cards import Cards
+from supervisor.daemon.dead_man import DeadMan
 from supervisor.daemon.desk import Desk, LoopView, new_run_dir
 from supervisor.daemon.launcher import Launcher
 from supervisor.daemon.paths import DaemonPaths
@@ -64,6 +65,7 @@ class Daemon:
         restarting: Callable[[], bool],
         notifier: Notifier | None = None,
         cards: Cards | None = None,
+        dead_man: DeadMan | None = None,
     ) -> None:
         self._paths = paths
         self._runs = runs
@@ -71,6 +73,7 @@ class Daemon:
         self._restarting = restarting
         self._notifier = notifier or Notifier()
         self._cards = cards or Cards()
+        self._dead_man = dead_man or DeadMan(None)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._view = LoopView()
         self._yielding = False
@@ -151,6 +154,7 @@ class Daemon:
                 _log.error("%s", status)
             self._view.ticked = time.monotonic()
             self._notifier.alive()
+            self._dead_man.tick()
             self._notifier.status(status)
             signals.wait(wait, [self._wake_read, *self._runner.descriptors])
             self._drain()

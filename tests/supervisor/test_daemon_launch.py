@@ -9,17 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 from scripted_runs import document, events, wait_for
 
+from supervisor.daemon.dead_man import DeadMan
 from supervisor.daemon.job_start import environment, run_command
 from supervisor.daemon.launched import Standing, find
 from supervisor.daemon.launcher import SessionLauncher, UnitLauncher, find_launcher
+from supervisor.daemon.loop import Daemon, End
 from supervisor.daemon.paths import DaemonPaths
 from supervisor.daemon.queue import Job, Queue
-from supervisor.daemon.runner import Runner
+from supervisor.daemon.runner import Runner, last_words
 from supervisor.daemon.service import EntryState
 from supervisor.process.identity import identity_of
 from supervisor.protocol.atomic import write_atomic
@@ -202,3 +207,55 @@ def test_a_folder_that_cannot_be_made_is_told(place: Place) -> None:
     place.runner.begin(place.job, ("cpu",), "{}")
     assert place.job.state is EntryState.STARTING
     assert "jobs" in place.job.explanation and "Not a directory" in place.job.explanation
+
+
+class Switch(BaseHTTPRequestHandler):
+    """A dead man's switch that is called."""
+
+    called: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.called.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *given: object) -> None:
+        return
+
+
+# proves SUP-18: the daemon calls a dead man's switch from its main loop, and what fails there is a warning
+def test_the_daemon_gives_a_sign_of_life(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "ping"
+    with HTTPServer(("127.0.0.1", 0), Switch) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        file.write_text(f"http://127.0.0.1:{server.server_port}/secret-place")
+        file.chmod(0o600)
+        paths = DaemonPaths(tmp_path / "state")
+        dead_man = DeadMan(file)
+        daemon = Daemon(paths, paths.runs, SessionLauncher(), restarting=lambda: False, dead_man=dead_man)
+
+        def leave() -> None:
+            try:
+                wait_for(lambda: Switch.called, 20)
+            finally:
+                os.kill(os.getpid(), signal.SIGHUP)
+
+        Thread(target=leave).start()
+        assert daemon.run() is End.RELOAD
+        server.shutdown()
+    assert Switch.called == ["/secret-place"]
+    file.chmod(0o644)
+    DeadMan(file).tick()
+    assert "can be read by everybody" in caplog.text and "secret-place" not in caplog.text
+
+
+# proves SUP-18: why a run ended is one paragraph, not its progress as well
+def test_the_last_words_are_not_the_progress(tmp_path: Path) -> None:
+    said = tmp_path / "output-1.log"
+    assert last_words(said) == ""
+    said.write_text("03:34:50 run started: run r\n03:34:51 step 2/4000\n/r/events.jsonl: No such file or directory\n")
+    assert last_words(said) == "/r/events.jsonl: No such file or directory"
+    said.write_text("x.yaml:3: no good.\n  - and this\n")
+    assert last_words(said) == "x.yaml:3: no good.\n  - and this"
+    said.write_text("03:34:50 run started: run r\n03:34:51 step 2/4000\n")
+    assert last_words(said) == "03:34:51 step 2/4000"
