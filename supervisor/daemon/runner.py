@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ OPEN_SECONDS = 30.0
 _BETWEEN_SIGNALS = 0.05
 """Equal signals that are pending count as one."""
 _WORDS = 2000
+_PROGRESS = re.compile(r"\d\d:\d\d:\d\d ")
 _log = logging.getLogger("mens-supervisor")
 
 
@@ -277,11 +279,13 @@ def run_state(run_dir: Path) -> RunState | None:
 
 
 def last_words(path: Path) -> str:
-    """The last paragraph of what a supervisor said."""
+    """The last paragraph of what a supervisor said, without the lines on how the run went, which begin with a time."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _WORDS))
             text = file.read().decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
-    return text.split("\n\n")[-1]
+    lines = text.split("\n\n")[-1].splitlines()
+    progress = [number for number, line in enumerate(lines) if _PROGRESS.match(line)]
+    return "\n".join(lines[progress[-1] + 1 :] or lines[-1:]) if progress else "\n".join(lines)
