@@ -115,7 +115,8 @@ def test_schedules(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_config(tmp_path)
     assert said(capsys, "schedule", "list") == "There are no schedules.\n"
     assert said(capsys, "schedule", "add", "job.yaml", "--cron", "0 2 * * *").startswith("schedule 1: ")
-    assert "no schedule" in said(capsys, "schedule", "add", "job.yaml", "--cron", "when I like", code=2)
+    for wrong in ("when I like", "daily"):
+        assert "no schedule" in said(capsys, "schedule", "add", "job.yaml", "--cron", wrong, code=2)
     assert "0 2 * * *" in said(capsys, "schedule", "list")
     assert "removed" in said(capsys, "schedule", "remove", "1")
     assert "There is no schedule 1" in said(capsys, "schedule", "remove", "1", code=2)
