@@ -75,6 +75,8 @@ def run_command(options: argparse.Namespace) -> int:
         )
     if options.adapter is not None and options.template_of is not None:
         raise InputError("Give --adapter or --template-of, not both: an adapter brings its own template.")
+    _require(options.adapter, "--adapter", "adapter_config.json")
+    _require(options.template_of, "--template-of", "template.json")
     sampler = document.get("sampler")
     if options.model is None and not (isinstance(sampler, dict) and "model" in sampler):
         raise InputError(f"{options.bench} names no model; say which one is asked: --model BASE.")
@@ -93,6 +95,14 @@ def run_command(options: argparse.Namespace) -> int:
     else:
         _print(scores, options.out)
     return 0
+
+
+def _require(folder: Path | None, option: str, name: str) -> None:
+    """That what an option names is a checkpoint, in the words of who typed it. Raises InputError."""
+    from supervisor.problems import InputError
+
+    if folder is not None and not (folder.expanduser() / name).is_file():
+        raise InputError(f"{option} {folder}: there is no {name}. Name a checkpoint's folder, such as runs/NAME/best.")
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
