@@ -85,7 +85,7 @@ def _check_candidate(found: BenchInputs, candidate: Scores) -> None:
     if section.adapter is not None:
         found.reasons += _adapter_problems(Path(section.adapter), candidate)
     try:
-        digest = _digest_of(Path(section.bench), Path(section.candidate))
+        digest = digest_of_bench(Path(section.bench), Path(section.candidate))
     except InputError as error:
         found.reasons.append(f"bench: {error}")
         return
@@ -161,7 +161,7 @@ def tasks_of_bench(bench: Path) -> Iterator[Task]:
         raise InputError(f"{bench}: {error}") from None
 
 
-def _digest_of(bench: Path, folder: Path) -> str:
+def digest_of_bench(bench: Path, folder: Path) -> str:
     """The digest of a bench's file, judged as in the evaluation in ``folder``. Raises InputError."""
     with Store.read(folder) as store:
         return bench_digest(tasks_of_bench(bench), store)
