@@ -291,3 +291,19 @@ def test_power(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--samples N" in capsys.readouterr().err
     document = YAML(typ="safe").load(place / "bench.yaml")
     assert document["sampling"]["samples_per_task"] == 4
+
+
+# proves EVL-2: bad numbers are one sentence, and pass@k of all samples has the noise of one answer a task
+def test_power_of_what_is_absurd(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = [str(place / "bench.yaml"), "--samples", "4"]
+    for words in (
+        ["--confidence", "0.000000001"], ["--confidence", "0.5", "--power", "0.5"], ["--effect", "1e-300"],
+        ["--tasks", "9" * 400], ["--samples", "9" * 400], ["--power", "0.1"],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", "power", *bench, *words])
+        assert ended.value.code == 2 and f"argument {words[0]}" in capsys.readouterr().err
+    assert main(["eval", "power", str(place / "base"), "--metric", "pass@4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    mean = sum(task.accepted > 0 for task in read_scores(place / "base").tasks) / 40
+    assert found["spread_out"] == pytest.approx(2.4865 * (2 * mean * (1 - mean) / 40) ** 0.5, rel=1e-3)
