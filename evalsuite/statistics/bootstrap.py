@@ -4,10 +4,11 @@ Three ways, all over independent units (clusters of tasks) and any number of col
 
 - ``percentile``: quantiles of the drawn means; too narrow with few units.
 - ``bca``: bias-corrected and accelerated (Efron 1987), widened for the number of units as Student's t is.
-- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit is added that has the worst
-  value there can be for a lower bound, the best for an upper one (Gaffke 2005), and is as large as the largest. Needs only that values are bounded, so
-  it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's exact interval, for differences
-  of 0/1 values against zero the exact test of McNemar; for other values no exception is known, and it is not proved.
+- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit, as large as the largest, is
+  added that has the worst value there can be for a lower bound, the best for an upper one (Gaffke 2005). Needs only
+  that values are bounded, so it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's
+  exact interval, for differences of 0/1 values against zero the exact test of McNemar; for other values no exception is
+  known, and it is not proved.
 """
 
 from __future__ import annotations

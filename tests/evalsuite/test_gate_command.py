@@ -222,6 +222,16 @@ def test_an_old_pass_does_not_survive_a_broken_gate(place: Path, capsys: pytest.
     assert not (place / "gate.result.json").exists()
 
 
+# proves EVL-2: the result takes no other file's place
+def test_a_result_overwrites_nothing_else(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = write_gate(place)
+    for name in ("gate.yaml", "bench.yaml", "candidate/samples.sqlite", "base/scores.json"):
+        before = (place / name).read_bytes()
+        assert main(["eval", "gate", str(gate), "--out", str(place / name)]) == 2
+        assert "no result of a gate" in capsys.readouterr().err and (place / name).read_bytes() == before
+    assert gated(gate, capsys)[0] == gated(gate, capsys)[0] == 0
+
+
 # proves EVL-2: a gate's file is read strictly
 @pytest.mark.parametrize(
     ("changed", "reason"),
