@@ -146,6 +146,35 @@ def with_scores_of_others(place: Path) -> None:
     shutil.copy(place / "worse" / SCORES_NAME, place / "candidate" / SCORES_NAME)
 
 
+def with_both_cut_short(place: Path) -> None:
+    """Two models that may say one token are equal."""
+    for role, model in (("candidate", ToyModel("a1")), ("base", ToyModel())):
+        shutil.rmtree(place / role)
+        evaluated(place / "bench.yaml", place / role, model, sampling={"samples_per_task": 4, "max_new_tokens": 1})
+
+
+def with_an_empty_store(place: Path) -> None:
+    (place / "candidate" / STORE_NAME).write_bytes(b"")
+
+
+def without_a_table(place: Path) -> None:
+    with sqlite3.connect(place / "candidate" / STORE_NAME) as db:
+        db.execute("DROP TABLE sample")
+    db.close()
+
+
+def with_a_torn_configuration(place: Path) -> None:
+    (place / "candidate" / "run.yaml").write_text("{[")
+
+
+def with_an_empty_configuration(place: Path) -> None:
+    (place / "candidate" / "run.yaml").write_text("")
+
+
+def with_scores_nested_without_end(place: Path) -> None:
+    (place / "base" / SCORES_NAME).write_text('{"scores":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}")
+
+
 # proves EVL-2: a gate cannot be skipped by taking something away, or by comparing what is not comparable
 @pytest.mark.parametrize(
     ("spoil", "reason"),
@@ -166,6 +195,12 @@ def with_scores_of_others(place: Path) -> None:
         (with_other_sampling, "temperature 1, the candidate with 0.3"),
         (with_changed_scores, "changed by hand"),
         (with_scores_of_others, "its scores are not those of its samples"),
+        (with_both_cut_short, "max_new_tokens 256, the candidate with 1"),
+        (with_an_empty_store, "no such table"),
+        (without_a_table, "no such table"),
+        (with_a_torn_configuration, "is not valid YAML"),
+        (with_an_empty_configuration, "holds no configuration"),
+        (with_scores_nested_without_end, "is no file of scores"),
     ],
 )
 def test_a_gate_is_never_skipped(
