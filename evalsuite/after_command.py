@@ -9,7 +9,7 @@ from pathlib import Path
 
 EXAMPLE = """example:
   mens-sup eval gates runs/NAME configs/gates/quickstart.yaml"""
-EXIT_STOPPED = 3
+EXIT_STOPPED = 4
 _WORST = (2, 1, 3, 0)
 """Exit codes of gates, the worst first: could not be judged, FAIL, INCONCLUSIVE, PASS."""
 
@@ -22,7 +22,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "Evaluate a run's best checkpoint and, where its scores are not known yet, its base on the benches of each "
             "gate, and judge; what a run with `gates` in its configuration does by itself at its end. Results go to "
             "RUN/eval/GATE. The same command goes on after a stop. Exit code as of `mens-sup eval gate`, the worst of "
-            "all gates; 3 as well when it was stopped."
+            "all gates; 4 when it was stopped."
         ),
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -42,6 +42,7 @@ def gate_command(options: argparse.Namespace) -> int:
     from supervisor.problems import InputError
 
     out = options.out or options.gate.with_name(f"{options.gate.stem}.result.json")
+    _check_out(out)
     try:
         out.unlink(missing_ok=True)  # an old verdict must not stand for this one, whatever happens
         result = run_gate(options.gate)
@@ -59,6 +60,22 @@ def gate_command(options: argparse.Namespace) -> int:
         show_gate(result)
         sys.stdout.write(f"{out}\n")
     return result.verdict.exit_code
+
+
+def _check_out(out: Path) -> None:
+    """Raises InputError for a file that is no result of a gate: it would be lost."""
+    import json
+
+    from supervisor.problems import InputError
+
+    if not out.is_file():
+        return
+    try:
+        found = json.loads(out.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not {"result", "sha256"} <= found.keys():
+        raise InputError(f"{out} is a file and no result of a gate, so it is not overwritten. Name another --out.")
 
 
 def show_gate(result: GateResult) -> None:

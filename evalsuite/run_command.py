@@ -90,6 +90,7 @@ def run_command(options: argparse.Namespace) -> int:
     if code:
         return code
     scores = _scores(options.out)
+    _remember(scores)
     if options.as_json:
         _print_json(scores)
     else:
@@ -136,6 +137,16 @@ def _scores(folder: Path) -> Scores:
     if not (folder / SCORES_NAME).is_file():
         write_scores(folder, collect(folder)[0])
     return read_scores(folder)
+
+
+def _remember(scores: Scores) -> None:
+    """Gates find a base's scores in the cache; also when that was emptied since they were sampled."""
+    from evalsuite.baselines import remember_baseline
+
+    try:
+        remember_baseline(scores)
+    except OSError as error:
+        sys.stderr.write(f"the scores are not kept as a baseline for gates: {error}\n")
 
 
 def _print(scores: Scores, folder: Path) -> None:

@@ -4,10 +4,11 @@ Three ways, all over independent units (clusters of tasks) and any number of col
 
 - ``percentile``: quantiles of the drawn means; too narrow with few units.
 - ``bca``: bias-corrected and accelerated (Efron 1987), widened for the number of units as Student's t is.
-- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit is added that has the worst
-  value there can be for a lower bound, the best for an upper one (Gaffke 2005). Needs only that values are bounded, so
-  it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's exact interval, for differences
-  of 0/1 values against zero the exact test of McNemar; for other values no exception is known, and it is not proved.
+- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit, as large as the largest, is
+  added that has the worst value there can be for a lower bound, the best for an upper one (Gaffke 2005). Needs only
+  that values are bounded, so it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's
+  exact interval, for differences of 0/1 values against zero the exact test of McNemar; for other values no exception is
+  known, and it is not proved.
 """
 
 from __future__ import annotations
@@ -178,18 +179,19 @@ def bca(units: Units, draws: int = DRAWS, seed: int = 0, *, widened: bool = True
 
 
 def bounded(units: Units, low: float, high: float, draws: int = DRAWS, seed: int = 0) -> Bounded:
-    """Values lie between ``low`` and ``high``. The unit that is added has the usual size."""
+    """Values lie between ``low`` and ``high``. The unit that is added is as large as the largest: what was not drawn
+    might have been, and with one large unit among many small ones a smaller one would say nothing about it."""
     count, columns = units.sums.shape
     generator = np.random.Generator(np.random.SFC64(seed))
     table = np.column_stack([units.sums, units.sizes])
-    usual = units.tasks / count
+    largest = float(units.sizes.max())
     rows = max(1, min(draws, _AT_A_TIME // (count + 1)))
     lows, highs = np.empty((draws, columns)), np.empty((draws, columns))
     for first in range(0, draws, rows):
         size = min(rows, draws - first)
         weights = generator.standard_exponential((size, count + 1))
         sums = weights[:, 1:] @ table
-        added = weights[:, :1] * usual
+        added = weights[:, :1] * largest
         sizes = sums[:, -1:] + added
         lows[first : first + size] = (sums[:, :-1] + added * low) / sizes
         highs[first : first + size] = (sums[:, :-1] + added * high) / sizes
@@ -197,8 +199,9 @@ def bounded(units: Units, low: float, high: float, draws: int = DRAWS, seed: int
 
 
 def fitting(units: Units, low: float, high: float, draws: int = DRAWS, seed: int = 0) -> Bounds:
-    """For one column: ``bca`` where there are enough units that differ, ``bounded`` where there are not."""
-    if units.count < FEW_UNITS or int(units.differing[0]) < FEW_DIFFERING:
+    """For one column: ``bca`` where there are enough units that differ, ``bounded`` where there are not. Uneven units
+    count for fewer (Kish): sixty clusters of which one has half of the tasks are nearly one."""
+    if units.effective < FEW_UNITS or int(units.differing[0]) < FEW_DIFFERING:
         return bounded(units, low, high, draws, seed)
     return bca(units, draws, seed)
 
