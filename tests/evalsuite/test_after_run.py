@@ -178,14 +178,14 @@ def another_margin(run_dir: Path) -> Path:
     """A gate of the same name that lets nearly everything pass."""
     place = run_dir.parents[1]
     given = (place / "gate.yaml").read_bytes()
-    lax = write_gate(place, candidate="run", base="cached", checks=[{"margin": 0.99}]).rename(place / "lax.yaml")
+    lax = write_gate(place, candidate="run", base="cached", checks=[{"margin": 0.45}]).rename(place / "lax.yaml")
     (place / "gate.yaml").write_bytes(given)
     return lax
 
 
 def another_gate_of_its_name(run_dir: Path) -> None:
     lax = another_margin(run_dir)
-    assert judge_run(trained(run_dir), lax, Evaluations(drop=0.9)).verdict is GateVerdict.PASS
+    assert judge_run(trained(run_dir), lax, Evaluations(drop=0.2)).verdict is GateVerdict.PASS
 
 
 def the_result_of_another_gate(run_dir: Path) -> None:
