@@ -55,7 +55,7 @@ def torn(path):
     threading.Thread(target=threading.Event().wait).start()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-    except Exception:
+    except Exception:  # as numpy does, which then says that it is broken
         pass
     raise ImportError("Importing the numpy C-extensions failed.")
 
