@@ -27,7 +27,8 @@ from supervisor.protocol.paths import RunPaths
 
 FOLDER = "eval"
 GATE_FILE, RESULT_FILE = "gate.yaml", "gate.json"
-EXIT_STOPPED = 3
+EVALUATION_STOPPED = 3
+"""Exit code of `mens-sup eval run` that was stopped on request."""
 
 Evaluate = Callable[[Sequence[str]], int]
 """Runs ``mens-sup eval run`` with these arguments; its exit code."""
@@ -153,7 +154,7 @@ def _ask(run: Trained, bench: BenchSection, gate: Path, evaluate: Evaluate) -> N
 
 
 def _run(evaluate: Evaluate, arguments: Sequence[str]) -> None:
-    if evaluate(arguments) == EXIT_STOPPED:
+    if evaluate(arguments) == EVALUATION_STOPPED:
         raise StoppedError
 
 
