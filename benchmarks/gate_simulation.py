@@ -108,12 +108,12 @@ def sequential(units: Units, margin: float, supposed: float) -> tuple[float, flo
     return float(passed.mean()), float(failed.mean()), float((last + 1).mean() * units.sizes[0])
 
 
-def simulate(found: Population) -> dict[str, float]:
+def simulate(found: Population, seed: int) -> dict[str, float]:
     sd = spread(found)
     tasks = tasks_needed(MARGIN, sd, LEVEL, STATED_POWER)
     clusters = math.ceil(tasks / found.cluster)
     tasks = clusters * found.cluster
-    dice = np.random.default_rng(1)
+    dice = np.random.default_rng(seed)
     same, lower = differences(found, clusters, 0.0, dice), differences(found, clusters, MARGIN, dice)
     passed, wrongly, peer = verdicts(same, MARGIN)
     wrong_pass, caught, _ = verdicts(lower, MARGIN)
@@ -139,8 +139,8 @@ def main() -> None:
     allowed = LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / GATES)
     wanted = STATED_POWER - 2 * math.sqrt(STATED_POWER * (1 - STATED_POWER) / GATES)
     results: dict[str, dict[str, float]] = {}
-    for found in POPULATIONS:
-        numbers = results[found.name] = simulate(found)
+    for seed, found in enumerate(POPULATIONS, 1):
+        numbers = results[found.name] = simulate(found, seed)
         print(f"{found.name}: {numbers['tasks']:.0f} tasks for a drop of {MARGIN} with {STATED_POWER:.0%} power")
         verdict("an unchanged model FAILs", numbers["unchanged_fails"], allowed, at_least=False)
         print(f"    by comparing means: {numbers['peer_unchanged_fails']:.2f}")
@@ -153,9 +153,9 @@ def main() -> None:
             verdict(what, numbers["sequential_samples"], MOST_SAMPLES, at_least=False)
         else:
             print(f"  {what}: {numbers['sequential_samples']:.4g}, nothing is claimed")
-    for name, clusters, size in SMALL:
+    for seed, (name, clusters, size) in enumerate(SMALL, 101):
         few = Population(name, 1, cluster=size)
-        dice = np.random.default_rng(2)
+        dice = np.random.default_rng(seed)
         _, wrongly, peer = verdicts(differences(few, clusters, 0.0, dice), MARGIN)
         results[name] = {"unchanged_fails": wrongly, "peer_unchanged_fails": peer}
         verdict(f"{name}: an unchanged model FAILs (by comparing means: {peer:.2f})", wrongly, allowed, at_least=False)

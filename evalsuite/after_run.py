@@ -14,8 +14,10 @@ from ruamel.yaml import YAML
 from evalsuite.baselines import cached_baseline
 from evalsuite.gate_command import run_gate
 from evalsuite.gate_config import CACHED, BenchSection, GateSections, load_gate
+from evalsuite.gate_inputs import digest_of_bench
 from evalsuite.gate_result import GateResult, GateVerdict, gate_digest, read_gate, write_gate
 from evalsuite.scores import SCORES_NAME, read_scores
+from rft.samplers.weights import adapter_digest
 from supervisor.forwarding import run_forwarding
 from supervisor.problems import InputError
 from supervisor.protocol.atomic import write_atomic
@@ -25,7 +27,8 @@ from supervisor.protocol.paths import RunPaths
 
 FOLDER = "eval"
 GATE_FILE, RESULT_FILE = "gate.yaml", "gate.json"
-EXIT_STOPPED = 3
+EVALUATION_STOPPED = 3
+"""Exit code of `mens-sup eval run` that was stopped on request."""
 
 Evaluate = Callable[[Sequence[str]], int]
 """Runs ``mens-sup eval run`` with these arguments; its exit code."""
@@ -76,7 +79,7 @@ def judge_run(run: Trained, gate_file: Path, evaluate: Evaluate) -> GateResult:
     resolved, result_file = place / GATE_FILE, place / RESULT_FILE
     place.mkdir(parents=True, exist_ok=True)
     text = json.dumps(of_run(given, run).model_dump(mode="json", exclude_none=True), indent=1).encode() + b"\n"
-    if resolved.is_file() and resolved.read_bytes() == text and (known := _known(result_file)) is not None:
+    if resolved.is_file() and resolved.read_bytes() == text and (known := _known(result_file, run)) is not None:
         return known
     result_file.unlink(missing_ok=True)  # an old verdict must not stand for this one, whatever happens
     write_atomic(resolved, text)
@@ -114,13 +117,22 @@ def _folder(place: Path, bench: BenchSection, role: str, run: Trained) -> Path:
     return place / stem / (role if role == "base" else f"{role}-{run.checkpoint.name}")
 
 
-def _known(path: Path) -> GateResult | None:
-    """The result of an earlier call, when it says something."""
+def _known(path: Path, run: Trained) -> GateResult | None:
+    """The result of an earlier call, when it says something, and of this very checkpoint and these benches."""
     try:
         found = read_gate(path)
+        if found.verdict is GateVerdict.UNJUDGED or judged_adapters(found) != {adapter_digest(run.checkpoint)}:
+            return None
+        gate = load_gate(path.with_name(GATE_FILE))
+        asked = [digest_of_bench(Path(bench.bench), Path(bench.candidate)) for bench in gate.benches]
     except InputError:
         return None
-    return None if found.verdict is GateVerdict.UNJUDGED else found
+    return found if asked == [each.sha256 for each in found.inputs if each.role == "bench"] else None
+
+
+def judged_adapters(result: GateResult) -> set[str | None]:
+    """Digests of the adapters that a gate has judged; one, as a rule."""
+    return {each.model.adapter for each in result.inputs if each.role == "candidate" and each.model is not None}
 
 
 def _ask(run: Trained, bench: BenchSection, gate: Path, evaluate: Evaluate) -> None:
@@ -142,7 +154,7 @@ def _ask(run: Trained, bench: BenchSection, gate: Path, evaluate: Evaluate) -> N
 
 
 def _run(evaluate: Evaluate, arguments: Sequence[str]) -> None:
-    if evaluate(arguments) == EXIT_STOPPED:
+    if evaluate(arguments) == EVALUATION_STOPPED:
         raise StoppedError
 
 

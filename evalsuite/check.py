@@ -177,7 +177,8 @@ class _FixedPower:
         count = self.units.count * times
         if self.method == "bca":
             return float(special.stdtrit(count - 1, 1 - level)) * error
-        pull = (HIGH - LOW) / 2 / (count + 1)  # the unit that is added, of exponential weight
+        largest = float(self.units.sizes.max())  # the size of the unit that is added, of exponential weight
+        pull = (HIGH - LOW) / 2 * largest / (self.units.tasks * times + largest)
         if error < pull * 1e-6:
             return -math.log(level) * pull
         return float(stats.exponnorm.ppf(1 - level, pull / error, scale=error))

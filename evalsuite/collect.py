@@ -73,7 +73,7 @@ def scores_of(store: Store, sections: EvalSections, name: str) -> tuple[Scores, 
         )
         for task, found in values
     )
-    sampling = _sampling(sections)
+    sampling = sampling_of(sections)
     absent = tuple(missing)
     bench = BenchIdentity(name, bench_digest(asked, store), len(scored) + len(absent))
     model = _model(_only_origin(store), sections)
@@ -135,7 +135,7 @@ def _model(origin: Origin, sections: EvalSections) -> ModelIdentity:
     )  # fmt: skip
 
 
-def _sampling(sections: EvalSections) -> SamplingIdentity:
+def sampling_of(sections: EvalSections) -> SamplingIdentity:
     sampling = sections.sampling
     return SamplingIdentity(
         sampling.samples_per_task, sampling.temperature, sampling.top_p, sampling.max_new_tokens, sections.seed,

@@ -5,6 +5,8 @@ Every reason found is a sentence that names what differs; none means that a diff
 
 from __future__ import annotations
 
+import msgspec
+
 from evalsuite.scores import ModelIdentity, SamplingIdentity, Scores
 from rft.samplers.effect import LEAST_EFFECT
 
@@ -85,6 +87,13 @@ def _sampling(ours: SamplingIdentity, theirs: SamplingIdentity) -> list[str]:
         for name in SamplingIdentity.__struct_fields__
         if name != "seed" and getattr(ours, name) != getattr(theirs, name)
     ]
+
+
+def sampled_otherwise(bench: SamplingIdentity, candidate: SamplingIdentity) -> list[str]:
+    """Why the candidate was not sampled as the bench's file says. The number of samples, which decides how sure a
+    verdict is, and the seed may differ."""
+    asked = msgspec.structs.replace(candidate, samples_per_task=bench.samples_per_task)
+    return [f"bench: by its file {each}" for each in _sampling(asked, bench)]
 
 
 def _shown(value: object) -> str:

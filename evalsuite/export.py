@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from ruamel.yaml import YAML
 
-from evalsuite.after_run import RESULT_FILE, Trained, place_of, trained
-from evalsuite.gate_config import load_gate
+from evalsuite.after_run import GATE_FILE, RESULT_FILE, Trained, judged_adapters, place_of, trained
+from evalsuite.gate_config import GateSections, load_gate
 from evalsuite.gate_result import GateResult, GateVerdict, gate_digest, read_gate
 from evalsuite.model_card import card
 from rft.samplers.weights import adapter_digest
 from supervisor.problems import InputError
 from supervisor.protocol.atomic import staged_directory
-from supervisor.protocol.manifest import digest_tree, read_manifest
+from supervisor.protocol.manifest import digest_file, digest_tree, read_manifest
 from supervisor.protocol.paths import RunPaths
 
 CARD, RECORD = "README.md", "export.json"
@@ -84,12 +84,17 @@ def gate_states(run: Trained) -> list[GateState]:
     found: dict[str, GateState] = {}
     for file in document.get("gates") or ():
         try:
-            name = load_gate(Path(file)).name
+            gate = load_gate(Path(file))
         except InputError as error:
-            name = Path(file).stem
-            found[name] = GateState(name, None, f"its file cannot be read: {error}")
-            continue
-        found[name] = _state(run, name)
+            state = GateState(Path(file).stem, None, f"its file cannot be read: {error}")
+        else:
+            state = _state(run, gate.name)
+            if state.result is not None and not state.problem and not _judged_by(run, gate, state.result):
+                problem = f"its result is not one of {file}: another gate, or an older version of it, has judged"
+                state = GateState(gate.name, state.result, problem)
+        if state.name in found:
+            state = GateState(state.name, None, f"two gates of the run have this name, and {file} is one; rename it")
+        found[state.name] = state
     for path in sorted(place_of(run.run_dir, "").glob(f"*/{RESULT_FILE}")):
         found.setdefault(path.parent.name, _state(run, path.parent.name))
     return list(found.values())
@@ -103,11 +108,22 @@ def _state(run: Trained, name: str) -> GateState:
         return GateState(name, None, str(error))
     if result.verdict is GateVerdict.UNJUDGED:
         return GateState(name, result)
-    digest = adapter_digest(run.checkpoint)
-    judged = {each.model.adapter for each in result.inputs if each.role == "candidate" and each.model is not None}
-    if judged != {digest}:
+    if judged_adapters(result) != {adapter_digest(run.checkpoint)}:
         return GateState(name, result, f"it judged another checkpoint than {run.checkpoint.name}")
     return GateState(name, result)
+
+
+def _judged_by(run: Trained, gate: GateSections, result: GateResult) -> bool:
+    """Whether ``result`` is one of ``gate``: of its file beside it, which asks the same but for the run's own parts."""
+    path = place_of(run.run_dir, gate.name) / GATE_FILE
+    own = {"benches": {"__all__": {"candidate", "adapter"}}}
+    try:
+        judged = load_gate(path)
+        digest = digest_file(path).sha256
+    except (InputError, OSError):
+        return False
+    read = {each.sha256 for each in result.inputs if each.role == "gate"}
+    return read == {digest} and judged.model_dump(exclude=own) == gate.model_dump(exclude=own)
 
 
 def _said(state: GateState) -> dict[str, Any]:

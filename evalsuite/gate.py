@@ -17,9 +17,11 @@ from collections.abc import Sequence
 import msgspec
 
 from evalsuite.check import Wanted, check, paired
-from evalsuite.gate_config import GateSections
+from evalsuite.gate_config import CheckSection, GateSections
 from evalsuite.gate_inputs import BenchInputs
 from evalsuite.gate_result import FORMAT, CheckResult, GateInput, GateResult, GateVerdict
+from evalsuite.metrics import task_scores
+from evalsuite.scores import Scores
 from evalsuite.statistics.corrections import holm
 from supervisor.problems import InputError
 
@@ -52,6 +54,8 @@ def run_checks(gate: GateSections, benches: Sequence[BenchInputs]) -> list[Check
         for against in section.against
         if against in bench.references
     ]
+    for bench, section, against in wanted:
+        _require_height(bench.references[against], section, against)
     levels = Wanted(alpha, alpha / len(wanted), gate.power, gate.draws, gate.seed)
     found = []
     for bench, section, against in wanted:
@@ -61,6 +65,19 @@ def run_checks(gate: GateSections, benches: Sequence[BenchInputs]) -> list[Check
         found.append(check(bench.candidate.bench.name, section, against, data, reference, levels, order))
     corrected = holm([each.p_fail for each in found])
     return [decided(each, p_fail, alpha) for each, p_fail in zip(found, corrected, strict=True)]
+
+
+def _require_height(reference: Scores, section: CheckSection, against: str) -> None:
+    """Raises InputError where a candidate that solves nothing would be no worse than the margin allows."""
+    if section.margin is None:
+        return
+    height = float(task_scores(reference.tasks, section.metric).mean())
+    if height <= section.margin:
+        raise InputError(
+            f"{reference.bench.name}, {section.metric}: the {against} scores {height:.4f}, no more than the margin of "
+            f"{section.margin:g}, so a candidate that solves nothing would pass. Lower the margin, or take a bench of "
+            f"which the {against} can do more."
+        )
 
 
 def decided(found: CheckResult, p_fail: float, alpha: float) -> CheckResult:

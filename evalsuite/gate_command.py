@@ -28,7 +28,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("gate", metavar="GATE", type=Path, help="YAML file; see docs/evaluation.md")
+    parser.add_argument("gate", metavar="GATE", type=Path, help="YAML file; see docs/gates.md")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the result (GATE.result.json beside the gate's file)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="the result as a page")
     parser.add_argument("--json", dest="as_json", action="store_true", help="the result as JSON on standard output")
@@ -42,6 +42,7 @@ def gate_command(options: argparse.Namespace) -> int:
     from supervisor.problems import InputError
 
     out = options.out or options.gate.with_name(f"{options.gate.stem}.result.json")
+    _check_out(out)
     try:
         out.unlink(missing_ok=True)  # an old verdict must not stand for this one, whatever happens
         result = run_gate(options.gate)
@@ -56,11 +57,32 @@ def gate_command(options: argparse.Namespace) -> int:
         plain = {**msgspec.to_builtins(result), "sha256": gate_digest(result)}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n")
     else:
-        from evalsuite.report.tables import gate_lines, gate_table, show
-
-        show(*([gate_table(result)] if result.checks else []), gate_lines(result))
+        show_gate(result)
         sys.stdout.write(f"{out}\n")
     return result.verdict.exit_code
+
+
+def _check_out(out: Path) -> None:
+    """Raises InputError for a file that is no result of a gate: it would be lost."""
+    import json
+
+    from supervisor.problems import InputError
+
+    if not out.is_file():
+        return
+    try:
+        found = json.loads(out.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not {"result", "sha256"} <= found.keys():
+        raise InputError(f"{out} is a file and no result of a gate, so it is not overwritten. Name another --out.")
+
+
+def show_gate(result: GateResult) -> None:
+    """On standard output, for people; the verdict comes last, where one looks."""
+    from evalsuite.report.tables import gate_lines, gate_table, show
+
+    show(*([gate_table(result)] if result.checks else []), gate_lines(result))
 
 
 def run_gate(file: Path) -> GateResult:

@@ -9,8 +9,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evalsuite.baselines import cached_baseline
-from evalsuite.collect import bench_digest, collect
-from evalsuite.comparable import differences, not_applied, not_the_base, not_whole
+from evalsuite.collect import bench_digest, collect, sampling_of
+from evalsuite.comparable import differences, not_applied, not_the_base, not_whole, sampled_otherwise
+from evalsuite.config import EvalSections
 from evalsuite.gate_config import CACHED, NO_RELEASE, BenchSection, GateSections
 from evalsuite.gate_result import GateInput
 from evalsuite.scores import Scores, read_scores, scores_digest
@@ -85,11 +86,12 @@ def _check_candidate(found: BenchInputs, candidate: Scores) -> None:
     if section.adapter is not None:
         found.reasons += _adapter_problems(Path(section.adapter), candidate)
     try:
-        digest = _digest_of(Path(section.bench), Path(section.candidate))
+        digest = digest_of_bench(Path(section.bench), Path(section.candidate))
     except InputError as error:
         found.reasons.append(f"bench: {error}")
         return
     found.inputs.append(GateInput("bench", candidate.bench.name, section.bench, digest))
+    found.reasons += sampled_otherwise(sampling_of(_sections_of(Path(section.bench))), candidate.sampling)
     if digest != candidate.bench.digest:
         found.reasons.append(
             f"bench: {section.bench} asks other tasks, or judges them otherwise, than what the candidate was asked "
@@ -142,18 +144,10 @@ def _adapter_problems(folder: Path, candidate: Scores) -> list[str]:
 
 def tasks_of_bench(bench: Path) -> Iterator[Task]:
     """The tasks that a bench's file asks, in order. Raises InputError."""
-    from evalsuite.config import EvalSections
     from rft.job import RFT
     from rft.parts import load_every_task
-    from supervisor.yaml_source import read_yaml
 
-    document, _ = read_yaml(bench)
-    own = {key: document[key] for key in ("seed", "tasks") if key in document}
-    try:
-        sections = EvalSections.model_validate({**own, "sampler": {"model": "none"}})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InputError(f"{bench}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    sections = _sections_of(bench)
     job = RftSections(seed=sections.seed, tasks=sections.tasks, sampler=sections.sampler)
     try:
         yield from load_every_task(RFT.resolve(job, bench.resolve().parent))
@@ -161,7 +155,20 @@ def tasks_of_bench(bench: Path) -> Iterator[Task]:
         raise InputError(f"{bench}: {error}") from None
 
 
-def _digest_of(bench: Path, folder: Path) -> str:
+def _sections_of(bench: Path) -> EvalSections:
+    """Of a bench's file, without a model. Raises InputError."""
+    from supervisor.yaml_source import read_yaml
+
+    document, _ = read_yaml(bench)
+    own = {key: document[key] for key in ("seed", "tasks", "sampling") if key in document}
+    try:
+        return EvalSections.model_validate({**own, "sampler": {"model": "none"}})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"{bench}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def digest_of_bench(bench: Path, folder: Path) -> str:
     """The digest of a bench's file, judged as in the evaluation in ``folder``. Raises InputError."""
     with Store.read(folder) as store:
         return bench_digest(tasks_of_bench(bench), store)

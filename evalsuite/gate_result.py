@@ -115,7 +115,7 @@ def read_gate(path: Path) -> GateResult:
         raise InputError(f"{path} does not exist: the gate has not run. Run: mens-sup eval gate GATE.yaml.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is no result of a gate ({error}). Run the gate again.") from None
     if found.result.format != FORMAT:
         raise InputError(f"{path} is of format {found.result.format}, this program reads {FORMAT}. Run the gate again.")

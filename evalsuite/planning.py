@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evalsuite.check import paired
+from evalsuite.gate_config import PASS_AT
 from evalsuite.metrics import sampling_noise, task_scores
 from evalsuite.scores import Scores
 from evalsuite.statistics.power import (
@@ -60,7 +61,10 @@ def spread_of(reference: Scores, metric: str, candidate: Scores | None = None) -
         noise, scores = sampling_noise(reference.tasks, metric), task_scores(reference.tasks, metric)
         if noise is None:
             mean = float(scores.mean())
-            return Spread(0.0, 2 * mean * (1 - mean), "one sample a task, taken to be all noise")
+            most = 2 * mean * (1 - mean)
+            if PASS_AT.fullmatch(metric) and metric != "pass@1":  # what more samples take away isn't known
+                return Spread(most, 0.0, f"the most that the noise of {metric} can be, however many samples there are")
+            return Spread(0.0, most, "one sample a task, taken to be all noise")
         return Spread(0.0, 2 * noise * reference.sampling.samples_per_task, "the noise of this evaluation")
     data = paired(candidate, reference, metric)
     total = float(data.units.standard_errors[0]) ** 2 * len(data.candidate) if data.units.count > 1 else 0.25

@@ -12,6 +12,7 @@ from evalsuite.compare_command import share
 if TYPE_CHECKING:
     from evalsuite.planning import Plan
 
+_DIGITS, _LEAST_EFFECT, _SUREST = 9, 1e-5, 0.999999
 EXAMPLE = """example:
   mens-sup eval power evals/base --samples 8                  # by the noise that an evaluation shows
   mens-sup eval power evals/base --samples 8 --effect 0.02    # what a difference of two points needs
@@ -35,12 +36,12 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--samples", metavar="N", type=at_least_one, help="samples per task (those of the evaluation)")
     parser.add_argument("--tasks", metavar="T", type=at_least_one, help="tasks, instead of the bench's own number")
-    parser.add_argument("--effect", metavar="E", type=share, help="a difference, such as 0.02: say what it needs")
+    parser.add_argument("--effect", metavar="E", type=_effect, help="a difference, such as 0.02: say what it needs")
     parser.add_argument("--metric", metavar="M", default="accepted", help="metric of the bench (accepted)")
     parser.add_argument("--against", metavar="DIR", type=Path, help="evaluation of another model, to see differences")
     parser.add_argument("--accuracy", metavar="A", type=share, default=0.5, help="score to expect of BENCH.yaml (0.5)")
-    parser.add_argument("--confidence", metavar="C", type=share, default=0.95, help="of a verdict (0.95)")
-    parser.add_argument("--power", metavar="P", type=share, default=0.8, help="chance to find the difference (0.8)")
+    parser.add_argument("--confidence", metavar="C", type=_chance, default=0.95, help="of a verdict (0.95)")
+    parser.add_argument("--power", metavar="P", type=_chance, default=0.8, help="chance to find the difference (0.8)")
     parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     parser.set_defaults(command=power_command)
 
@@ -104,6 +105,20 @@ def plan_text(found: Plan) -> str:
 
 
 def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to {10**_DIGITS - 1:,}")
     return int(text)
+
+
+def _effect(text: str) -> float:
+    found = share(text)
+    if found < _LEAST_EFFECT:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than {_LEAST_EFFECT:g}, and no bench finds that")
+    return found
+
+
+def _chance(text: str) -> float:
+    found = share(text)
+    if not 0.5 < found <= _SUREST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.5 and {_SUREST:g}; give one such as 0.95")
+    return found

@@ -75,6 +75,8 @@ def run_command(options: argparse.Namespace) -> int:
         )
     if options.adapter is not None and options.template_of is not None:
         raise InputError("Give --adapter or --template-of, not both: an adapter brings its own template.")
+    _require(options.adapter, "--adapter", "adapter_config.json")
+    _require(options.template_of, "--template-of", "template.json")
     sampler = document.get("sampler")
     if options.model is None and not (isinstance(sampler, dict) and "model" in sampler):
         raise InputError(f"{options.bench} names no model; say which one is asked: --model BASE.")
@@ -88,11 +90,20 @@ def run_command(options: argparse.Namespace) -> int:
     if code:
         return code
     scores = _scores(options.out)
+    _remember(scores)
     if options.as_json:
         _print_json(scores)
     else:
         _print(scores, options.out)
     return 0
+
+
+def _require(folder: Path | None, option: str, name: str) -> None:
+    """That what an option names is a checkpoint, in the words of who typed it. Raises InputError."""
+    from supervisor.problems import InputError
+
+    if folder is not None and not (folder.expanduser() / name).is_file():
+        raise InputError(f"{option} {folder}: there is no {name}. Name a checkpoint's folder, such as runs/NAME/best.")
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
@@ -126,6 +137,16 @@ def _scores(folder: Path) -> Scores:
     if not (folder / SCORES_NAME).is_file():
         write_scores(folder, collect(folder)[0])
     return read_scores(folder)
+
+
+def _remember(scores: Scores) -> None:
+    """Gates find a base's scores in the cache; also when that was emptied since they were sampled."""
+    from evalsuite.baselines import remember_baseline
+
+    try:
+        remember_baseline(scores)
+    except OSError as error:
+        sys.stderr.write(f"the scores are not kept as a baseline for gates: {error}\n")
 
 
 def _print(scores: Scores, folder: Path) -> None:

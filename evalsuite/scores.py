@@ -109,7 +109,7 @@ def read_scores(folder: Path) -> Scores:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     try:
         found = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is no file of scores ({error}). Write it anew: {_command(folder)}.") from None
     scores = found.scores
     if scores.format != FORMAT:

@@ -32,21 +32,3 @@ def plain(scores: Scores) -> dict[str, Any]:
         "missing": list(scores.missing),
         "digest": scores_digest(scores),
     }
-
-
-def scores_text(scores: Scores) -> str:
-    """For people, a few lines."""
-    model, sampling = scores.model, scores.sampling
-    adapter = ""
-    if model.adapter is not None:
-        effect = "not measured" if model.adapter_effect_nats is None else f"{model.adapter_effect_nats:.3f} nats"
-        adapter = f" with adapter {model.adapter[:12]} (effect {effect})"
-    lines = [
-        f"{scores.bench.name}: {len(scores.tasks)} of {scores.bench.tasks} tasks, {sampling.samples_per_task} samples "
-        f"each at temperature {sampling.temperature:g}",
-        f"model: {model.base}{adapter}",
-        *(f"  {name:<16} {value:.4f}" for name, value in means(scores).items()),
-    ]
-    if not scores.whole:
-        lines.append(f"NOT WHOLE: {len(scores.missing)} tasks have no score, such as {', '.join(scores.missing[:3])}")
-    return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -70,6 +71,7 @@ def trace_diff_command(options: argparse.Namespace) -> int:
     from evalsuite.trace_diff.run import trace_diff
 
     transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that nobody asked for
     try:
         with tempfile.TemporaryDirectory(prefix="trace-diff-") as folder:
             found = trace_diff(a, b, prompt, options.tokens, Path(folder), _say)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.command_line import at_least_one
 from supervisor.problems import InputError
 from supervisor.subcommands import Subcommand
 
@@ -142,7 +143,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     to_status = _action(actions, "status", "say how a job stands: counts by source and verdict, spend, time to go")
     to_status.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run's folder")
     to_status.add_argument(
-        "--pass-at", metavar="K", type=_at_least_one, help="pass@K as well, of a job whose budget is not adaptive"
+        "--pass-at", metavar="K", type=at_least_one, help="pass@K as well, of a job whose budget is not adaptive"
     )
     to_status.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     to_status.set_defaults(command=status_command)
@@ -163,11 +164,6 @@ def _action(
 ) -> argparse.ArgumentParser:
     return actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False)
 
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _say(text: str) -> None:

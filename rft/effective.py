@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from rft.config import RftSections
 from trainer.errors import ConfigurationError
@@ -32,7 +33,12 @@ def read_effective(path: Path) -> Effective[RftSections]:
 
 def read_effective_as(path: Path, schema: type[S]) -> Effective[S]:
     """The sections of another kind of job that is built on this one. Raises ConfigurationError."""
-    document = YAML(typ="safe", pure=True).load(path)
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path} holds no configuration")
     own = {key: value for key, value in document.items() if key in schema.model_fields}
     try:
         sections = schema.model_validate(own)

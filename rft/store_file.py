@@ -166,7 +166,8 @@ def failures(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        torn = code == sqlite3.SQLITE_ERROR and str(error).startswith("no such ")  # a table that it must have
+        if torn or code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             remedy = "Restore it from a backup, or start in a new --run-dir."
             raise StoreError(f"{path} is damaged ({error}). {remedy}") from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.command_line import Parser, give_examples
+from supervisor.command_line import Parser, add_json, at_least_one, give_examples
 from supervisor.examples import EXAMPLES
 from supervisor.problems import InputError
 
@@ -247,7 +247,7 @@ def _parser(first: list[str]) -> Parser:
     )
     to_run.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="YAML file; optional with --run-dir")
     to_run.add_argument(
-        "--max-attempts", metavar="N", type=_at_least_one, help="attempts of this call, instead of limits.max_attempts"
+        "--max-attempts", metavar="N", type=at_least_one, help="attempts of this call, instead of limits.max_attempts"
     )
     to_run.add_argument(
         "--run-dir", metavar="DIR", type=Path, help="the run's folder, new or to be continued (runs/NAME-TIMESTAMP)"
@@ -272,7 +272,7 @@ def _parser(first: list[str]) -> Parser:
     to_status.add_argument(
         "run", metavar="RUN", nargs="?", help="a run's folder, or its id or name in the daemon's queue (the newest)"
     )
-    _add_json(to_status)
+    add_json(to_status)
 
     checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints, or verify every file of them")
     actions = checkpoints.add_subparsers(metavar="ACTION", required=True)
@@ -282,14 +282,14 @@ def _parser(first: list[str]) -> Parser:
     ):
         to_look = _command(actions, name, action, what)
         to_look.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder")
-        _add_json(to_look)
+        add_json(to_look)
 
     to_diagnose = _command(commands, "diagnose", diagnose, "say why a program died, from the log of any trainer")
     to_diagnose.add_argument("log", metavar="LOG", help="its log (stderr, or everything); - reads standard input")
     to_diagnose.add_argument("--exit-code", metavar="N", type=int, help="its exit code, such as 1 or 137")
     to_diagnose.add_argument("--signal", metavar="SIG", help="the signal that ended it, such as SIGKILL")
     to_diagnose.add_argument("--kernel-log", metavar="FILE", type=Path, help="the kernel's log of that time (`dmesg`)")
-    _add_json(to_diagnose)
+    add_json(to_diagnose)
 
     to_validate = _command(commands, "validate", validate, "check a configuration and the files that it names")
     to_validate.add_argument("config", metavar="CONFIG", type=Path, help="YAML file")
@@ -306,7 +306,7 @@ def _parser(first: list[str]) -> Parser:
         "Look at Python, GPU and driver, torch and bitsandbytes, memory, disk, control group, systemd, the sandbox and "
         "the environment of vLLM. Each line is ok, warn or FAIL, with a remedy. Exit code 1 when a check failed."
     )
-    _add_json(to_doctor)
+    add_json(to_doctor)
 
     to_measure = _command(commands, "metrics", metrics, "print metrics of runs in Prometheus' text format")
     to_measure.add_argument("--runs", metavar="DIR", type=Path, default=RUNS, help="where the runs lie (runs)")
@@ -353,16 +353,6 @@ def _add_sets(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="override a key, for example train.max_steps=20; may be repeated",
     )
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _hours(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Parsers whose ``--help`` shows examples, one a line."""
+"""Parsers whose ``--help`` shows examples, one a line, and arguments that several commands have."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def commands_below(
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
                 yield from commands_below(below, (*words, name))
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

@@ -15,7 +15,9 @@ from supervisor.protocol.paths import RunPaths
 
 COMMAND = "eval"
 """The command that judges; the name of its entry point."""
-EXIT_STOPPED = 3
+EXIT_STOPPED = 4
+"""Not that of INCONCLUSIVE, which a gate that was judged before says without an event."""
+JUDGED = (0, 1, 3)
 
 
 def run_gates(directory: Path, gates: Sequence[str], notify: NotifySettings) -> bool:
@@ -27,21 +29,28 @@ def run_gates(directory: Path, gates: Sequence[str], notify: NotifySettings) -> 
     log, reader = EventLog(events, "supervisor"), EventReader(events)
     for _ in reader.new():
         continue
-    command = [sys.executable, "-P", "-m", "supervisor.cli", COMMAND, "gates", str(directory), *gates]
-    code = run_forwarding(command)
-    found = [event for event in reader.new() if event.kind == "gate"]
-    if not found and code not in (0, EXIT_STOPPED):
-        names = ", ".join(Path(gate).name for gate in gates)
-        message = f"{names} could not be judged (exit code {code}); run: mens-sup eval gates {directory} GATE"
-        found.append(log.append("gate", message, gate=names, verdict="unjudged"))
+    found: list[Event] = []
+    code = 0
+    for gate in gates:
+        code = run_forwarding([sys.executable, "-P", "-m", "supervisor.cli", COMMAND, "gates", str(directory), gate])
+        said = [event for event in reader.new() if event.kind == "gate"]
+        found += said
+        if code == EXIT_STOPPED:
+            break
+        if not said and code not in JUDGED:
+            name = Path(gate).name
+            message = f"{name} could not be judged (exit code {code}); run: mens-sup eval gates {directory} {gate}"
+            found.append(log.append("gate", message, gate=name, verdict="unjudged"))
+            for _ in reader.new():  # one's own
+                continue
     _tell(directory, found, notify, log)
-    return code != EXIT_STOPPED or bool(found)
+    return code != EXIT_STOPPED
 
 
 def _tell(directory: Path, found: Sequence[Event], notify: NotifySettings, log: EventLog) -> None:
     teller = Teller(lambda sentence: log.append("warning", sentence))
     for event in found:
-        payload = {
+        payload: dict[str, object] = {
             "event": "gate",
             "run": directory.resolve().name,
             "run_dir": str(directory),

@@ -40,7 +40,7 @@ class _Sending:
 class Teller:
     """Starts messages and looks after them. ``problem`` gets a sentence for each that did not arrive."""
 
-    def __init__(self, problem: Callable[[str], None], *, limit_seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, problem: Callable[[str], object], *, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._problem = problem
         self._limit = limit_seconds
         self._sending: list[_Sending] = []

@@ -13,7 +13,7 @@ from supervisor.problems import InputError
 from supervisor.protocol.paths import RunPaths
 from supervisor.sensors.disk import human_bytes
 from supervisor.sensors.report import SensorReport
-from supervisor.state import RunState
+from supervisor.state import RunState, read_state
 from supervisor.view.follow import Follower, RunView
 from supervisor.view.resources import gpu_problem, resource_parts
 from supervisor.view.text import clean, count, duration
@@ -24,6 +24,19 @@ def newest_run(runs: Path) -> Path | None:
     """The run directory under ``runs`` whose state was written last, or None."""
     found = [(path.stat().st_mtime, path.parent) for path in runs.glob("*/state.json")]
     return max(found)[1] if found else None
+
+
+def known_state(run_dir: Path) -> RunState | None:
+    """The run's state, None without one. Raises InputError when it is damaged."""
+    paths = RunPaths(run_dir)
+    try:
+        return read_state(paths.state)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(_damaged(paths, error)) from error
+
+
+def _damaged(paths: RunPaths, error: Exception) -> str:
+    return f"{paths.state} is damaged ({error}). The events are in {paths.events}."
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
@@ -39,7 +52,7 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     try:
         view = Follower(run_dir).update()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{paths.state} is damaged ({error}). The events are in {paths.events}.") from error
+        raise InputError(_damaged(paths, error)) from error
     if view.state is None:
         raise InputError(f"{run_dir} holds no run (no state.json). Name a run's folder, usually one under runs/.")
     return _plain(view, view.state)

@@ -52,7 +52,7 @@ install)
   done
   if [ -e $options ]; then say "$options is left as it is"
   else
-    printf '%s\n' '# Options of `mens-sup daemon`, such as --http 8040 for pages and metrics on this machine.' 'MENS_SUP_OPTIONS=' >$options
+    printf '%s\n' '# Options of `mens-sup daemon`, such as --http 9100 for pages and metrics on this machine.' 'MENS_SUP_OPTIONS=' >$options
     chmod 640 $options
     chgrp $user $options
     say "wrote $options"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.protocol.attempt import (
@@ -23,14 +24,15 @@ from supervisor.protocol.paths import RunPaths
 from supervisor.protocol.standby import await_job
 from trainer.base_names import is_local
 from trainer.errors import classify, evidence_lines, one_paragraph
-from trainer.last_words import leave_report, report_of, say
+from trainer.last_words import end_at_once, leave_report, report_of, say
 from trainer.launcher import Place, end_with_launcher, own_place, run_ranks
-from trainer.reporting import Reporter, SilentReporter
+from trainer.reporting import INTERRUPTIBLE, Reporter, SilentReporter
 from trainer.stacks import show_stacks
 from trainer.warm import OFFLINE, get_ready, hide_gpus, start_afresh_if_imported_otherwise
 
 
-def main() -> int:
+def main(end: Callable[[int], object] = int) -> int:
+    """``end``: called with the exit code when the attempt ended while it was still loading."""
     await_job(get_ready)
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
@@ -40,7 +42,7 @@ def main() -> int:
     paths = RunPaths(Path(spec.run_dir))
     if (place := own_place()) is not None:
         end_with_launcher()
-        return _rank(spec, paths, place)
+        return _rank(spec, paths, place, end)
     lock = FileLock(paths.trainer_lock)
     try:
         lock.acquire()
@@ -55,7 +57,10 @@ def main() -> int:
         say(f"the run directory {paths.root} cannot be written: {one_paragraph(error)}")
         return EXIT_CODES[classify(error)]
     try:
-        return leave_report(paths.attempt(spec.attempt).exit_report, _attempt(spec, reporter))
+        code = leave_report(paths.attempt(spec.attempt).exit_report, _attempt(spec, reporter))
+        if reporter.phase in INTERRUPTIBLE:
+            end(code)
+        return code
     finally:
         lock.release()
 
@@ -70,7 +75,7 @@ def _ranks(spec: AttemptSpec, paths: RunPaths) -> int:
         return leave_report(paths.attempt(spec.attempt).exit_report, report)
 
 
-def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
+def _rank(spec: AttemptSpec, paths: RunPaths, place: Place, end: Callable[[int], object]) -> int:
     """One of several processes: rank 0 reports, and each says in a file of its own how it ended."""
     files = paths.attempt(spec.attempt)
     try:
@@ -80,7 +85,10 @@ def _rank(spec: AttemptSpec, paths: RunPaths, place: Place) -> int:
         message = f"the run directory {paths.root} cannot be written: {one_paragraph(error)}"
         say(message)
         return leave_report(files.rank_report(place.rank), ExitReport(classify(error), message))
-    return leave_report(files.rank_report(place.rank), _attempt(spec, reporter, place))
+    code = leave_report(files.rank_report(place.rank), _attempt(spec, reporter, place))
+    if reporter.phase in INTERRUPTIBLE:
+        end(code)
+    return code
 
 
 def _attempt(spec: AttemptSpec, reporter: Reporter, place: Place | None = None) -> ExitReport:
@@ -103,4 +111,4 @@ def _attempt(spec: AttemptSpec, reporter: Reporter, place: Place | None = None) 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(end_at_once))

@@ -6,13 +6,15 @@ Shared by all programs that speak the run directory's contract. No torch.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from supervisor.protocol.attempt import EXIT_CODES, ExitReport, write_exit_report
-from trainer.errors import TrainerError, classify, evidence_lines, one_paragraph
-from trainer.reporting import Reporter
+from trainer.errors import StopRequestedError, TrainerError, classify, evidence_lines, one_paragraph
+from trainer.reporting import INTERRUPTIBLE, STOPPED_LOADING, Reporter
 
 
 def say(text: str) -> None:
@@ -33,6 +35,9 @@ def leave_report(path: Path, report: ExitReport) -> int:
 
 def report_of(error: Exception, reporter: Reporter) -> ExitReport:
     """What ended an attempt, as its report; said on stderr as well, with a traceback where the cause is not known."""
+    if reporter.stop_requested and reporter.phase in INTERRUPTIBLE:
+        # An import makes of it an error of its own, often one that doesn't name the request to stop any more.
+        error = StopRequestedError(STOPPED_LOADING)
     known = isinstance(error, TrainerError)
     say(one_paragraph(error) if known else "".join(traceback.format_exception(error)))
     return ExitReport(
@@ -43,3 +48,15 @@ def report_of(error: Exception, reporter: Reporter) -> ExitReport:
         # The message of a known end says it all; where in our code it was raised helps nobody.
         evidence=() if known else evidence_lines(error),
     )
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End without the interpreter's own tidying up.
+
+    For an attempt that was torn off in the middle of an import or of loading: threads and destructors of half-made
+    libraries may wait there for ever, and what is to be known has been written.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)

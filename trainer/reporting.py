@@ -17,6 +17,7 @@ from trainer.errors import StopRequestedError
 
 INTERRUPTIBLE = (Phase.STARTING, Phase.LOADING)
 """Phases with nothing to save, in which SIGTERM ends the process at once."""
+STOPPED_LOADING = "asked to stop while loading; nothing new to save"
 
 
 class Reporter:
@@ -71,7 +72,7 @@ class Reporter:
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
         if self.phase in INTERRUPTIBLE:
-            raise StopRequestedError("asked to stop while loading; nothing new to save")
+            raise StopRequestedError(STOPPED_LOADING)
 
 
 class SilentReporter(Reporter):

@@ -4,10 +4,11 @@ Three ways, all over independent units (clusters of tasks) and any number of col
 
 - ``percentile``: quantiles of the drawn means; too narrow with few units.
 - ``bca``: bias-corrected and accelerated (Efron 1987), widened for the number of units as Student's t is.
-- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit is added that has the worst
-  value there can be for a lower bound, the best for an upper one (Gaffke 2005). Needs only that values are bounded, so
-  it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's exact interval, for differences
-  of 0/1 values against zero the exact test of McNemar; for other values no exception is known, and it is not proved.
+- ``bounded``: units get random weights (Rubin's Bayesian bootstrap), and one more unit, as large as the largest, is
+  added that has the worst value there can be for a lower bound, the best for an upper one (Gaffke 2005). Needs only
+  that values are bounded, so it holds for few units and few that differ. For 0/1 values it is Clopper and Pearson's
+  exact interval, for differences of 0/1 values against zero the exact test of McNemar; for other values no exception is
+  known, and it is not proved.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse, special
 
 from evalsuite.statistics.units import Floats, Units
@@ -24,6 +26,7 @@ DRAWS = 10_000
 FEW_UNITS = 50
 FEW_DIFFERING = 25
 """Below either, what units were not drawn matters more than those that were: ``bounded``."""
+Truths = NDArray[np.bool_]
 _AT_A_TIME = 1_000_000
 """Units drawn at a time; a few tens of MB."""
 
@@ -31,7 +34,8 @@ _AT_A_TIME = 1_000_000
 class Bounds(Protocol):
     """What the data say about the means of all columns. Every method gives one number a column."""
 
-    method: str
+    @property
+    def method(self) -> str: ...
 
     def lower(self, confidence: float) -> Floats:
         """The mean is above it, with ``confidence`` (one-sided)."""
@@ -119,7 +123,7 @@ class Bca:
         shares = special.ndtr(self.bias + moved / (1 - self.acceleration * moved))
         return np.asarray([np.quantile(column, share) for column, share in zip(self.means.T, shares, strict=True)])
 
-    def _level(self, below: Floats) -> Floats:
+    def _level(self, below: Truths) -> Floats:
         """The z whose quantile is the threshold: the inverse of :meth:`_quantile`."""
         draws = len(below)
         share = np.clip(below.sum(axis=0), 1, draws) / (draws + 1)
@@ -175,18 +179,19 @@ def bca(units: Units, draws: int = DRAWS, seed: int = 0, *, widened: bool = True
 
 
 def bounded(units: Units, low: float, high: float, draws: int = DRAWS, seed: int = 0) -> Bounded:
-    """Values lie between ``low`` and ``high``. The unit that is added has the usual size."""
+    """Values lie between ``low`` and ``high``. The unit that is added is as large as the largest: what was not drawn
+    might have been, and with one large unit among many small ones a smaller one would say nothing about it."""
     count, columns = units.sums.shape
     generator = np.random.Generator(np.random.SFC64(seed))
     table = np.column_stack([units.sums, units.sizes])
-    usual = units.tasks / count
+    largest = float(units.sizes.max())
     rows = max(1, min(draws, _AT_A_TIME // (count + 1)))
     lows, highs = np.empty((draws, columns)), np.empty((draws, columns))
     for first in range(0, draws, rows):
         size = min(rows, draws - first)
         weights = generator.standard_exponential((size, count + 1))
         sums = weights[:, 1:] @ table
-        added = weights[:, :1] * usual
+        added = weights[:, :1] * largest
         sizes = sums[:, -1:] + added
         lows[first : first + size] = (sums[:, :-1] + added * low) / sizes
         highs[first : first + size] = (sums[:, :-1] + added * high) / sizes
@@ -194,12 +199,13 @@ def bounded(units: Units, low: float, high: float, draws: int = DRAWS, seed: int
 
 
 def fitting(units: Units, low: float, high: float, draws: int = DRAWS, seed: int = 0) -> Bounds:
-    """For one column: ``bca`` where there are enough units that differ, ``bounded`` where there are not."""
-    if units.count < FEW_UNITS or int(units.differing[0]) < FEW_DIFFERING:
+    """For one column: ``bca`` where there are enough units that differ, ``bounded`` where there are not. Uneven units
+    count for fewer (Kish): sixty clusters of which one has half of the tasks are nearly one."""
+    if units.effective < FEW_UNITS or int(units.differing[0]) < FEW_DIFFERING:
         return bounded(units, low, high, draws, seed)
     return bca(units, draws, seed)
 
 
-def _at_least_one_draw(against: Floats) -> Floats:
+def _at_least_one_draw(against: Truths) -> Floats:
     """The share of draws that speak against it; never nothing, since there are only so many draws."""
     return np.asarray((against.sum(axis=0) + 1) / (len(against) + 1))

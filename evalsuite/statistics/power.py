@@ -76,7 +76,7 @@ def sequential_tasks(effect: float, spread: float, alpha: float = 0.05, power: f
     if effect <= 0:
         raise ValueError(f"an effect of {effect} is none")
     steps = optimize.brentq(lambda each: sequential_power(1.0, 1.0, each, alpha) - power, 1e-6, 1e6)
-    return max(1, math.ceil(steps * (spread / effect) ** 2))
+    return max(1, math.ceil(float(steps) * (spread / effect) ** 2))
 
 
 def sequential_detectable(spread: float, tasks: int, alpha: float = 0.05, power: float = 0.8) -> float:

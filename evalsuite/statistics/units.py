@@ -30,6 +30,11 @@ class Units:
         return int(self.sizes.sum())
 
     @property
+    def effective(self) -> float:
+        """Equal units that would tell as much: fewer than there are, where some are larger than others."""
+        return float(self.sizes.sum() ** 2 / (self.sizes**2).sum())
+
+    @property
     def means(self) -> Floats:
         return np.asarray(self.sums.sum(axis=0) / self.sizes.sum())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from evalsuite.trace_diff.result import BEYOND, ModuleTrace, Own, Side, TraceDiff
-from supervisor.html.charts import Curve, Mark, curves
+from supervisor.html.charts import Curve, Line, Mark, curves
 from supervisor.html.markup import Content, Html, element, joined, visible
 from supervisor.html.page import facts, folded, page, section, table
 from supervisor.html.scale import Axis
@@ -66,24 +67,26 @@ def html_report(found: TraceDiff) -> Html:
         if found.first is not None and trace.name == found.first.module and trace.call == 0
     ]
     number = Axis("module, in order of execution", text=lambda value: f"{value:g}")
-    own = [
-        Curve("error that arises there", [(at, _shown(trace.own.relative)) for at, trace in enumerate(shown)], "c1"),
-        Curve("explained by precision", [(at, _shown(trace.own.explained)) for at, trace in enumerate(shown)], "c2"),
+    errors = [
+        _dots("explained by precision", [trace.own.explained for trace in shown], "c2"),
+        _dots("error that arises there", [trace.own.relative for trace in shown], "c1"),
         Curve("error gathered so far", [(at, _gathered(trace)) for at, trace in enumerate(shown)], "c0"),
     ]
-    blocks = [
-        Curve(name, [(at, _shown(trace.own.relative)) for at, trace in enumerate(shown) if _part(trace) == name],
-              f"c{number_of % 6}", dots=True)
-        for number_of, name in enumerate(dict.fromkeys(_part(trace) for trace in shown))
-    ]  # fmt: skip
+    parts = dict.fromkeys(_part(trace) for trace in shown)
+    times = [
+        _dots(part, [_most(trace) if _part(trace) == part else None for trace in shown], f"c{place % 6}")
+        for place, part in enumerate(parts)
+    ]
+    departs = [Line(BEYOND, "departs")]
     return page(
         "Where two paths of a model part",
         element("p", *_with_breaks(said(found))),
         facts([("A", _side(found.a)), ("B", _side(found.b)), *(("", line) for line in _facts(found))]),
         section(
             "Errors along the model",
-            curves("Relative error of each module's output", own, number, Axis(log=True), marks, height=300),
-            curves("Error that arises there, by part", blocks, number, Axis(log=True), marks, height=300),
+            curves("Relative error of each module's output", errors, number, Axis(log=True), marks, height=300),
+            curves("Its own error, by how many times what precision explains, in the worst channel", times, number,
+                   Axis(log=True), marks, departs, height=300),
         ),
         section("Layers", _layers(found)),
         section("Modules", folded("All modules", _modules(shown))),
@@ -170,6 +173,19 @@ def _part(trace: ModuleTrace) -> str:
 
 def _gathered(trace: ModuleTrace) -> float | None:
     return None if trace.accumulated is None else _shown(trace.accumulated.relative)
+
+
+def _dots(name: str, values: Sequence[float | None], kind: str) -> Curve:
+    """A point for each value, none of them joined."""
+    points: list[tuple[float, float | None]] = []
+    for at, value in enumerate(values):
+        points += [(at, _shown(value)), (at, None)]
+    return Curve(name, points, kind, dots=True)
+
+
+def _most(trace: ModuleTrace) -> float:
+    """The larger of the times of a module and of what comes before it; infinite where nothing explains it."""
+    return max(math.inf if own.times is None else own.times for own in (trace.own, trace.before))
 
 
 def _shown(value: float | None) -> float | None:

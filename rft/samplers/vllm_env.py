@@ -125,7 +125,7 @@ def engine_arguments(section: SamplerSection, cpu: bool, model_path: Path) -> di
     if cpu:
         # By default it would take most of the machine's memory.
         arguments["kv_cache_memory_bytes"] = _kv_bytes(section, model_path, 4 if dtype == "float32" else 2)
-        arguments["enforce_eager"] = True  # without dynamo (_ON_CPU) it cannot compile, and a base without adapter would
+        arguments["enforce_eager"] = True  # it could not compile without dynamo (_ON_CPU), and would want to
     else:
         arguments["gpu_memory_utilization"] = section.gpu_memory_utilization
     if section.adapter is not None:

@@ -7,19 +7,21 @@ of :mod:`.wire` as plain dictionaries. It ends with the other side, also in the 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import queue
 import socket
 import sys
 import threading
 import time
+from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
-# In this process: an engine that is a child would have to be watched as well.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+# The engine computes in a child while this process reads its answers; in one process a tenth of the speed is lost.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
 # This process has a thread and holds a socket; a forked one would have both.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 BROKEN_OFF_TIMES = 3
@@ -58,6 +60,14 @@ def _listen(frames: ModuleType, channel: socket.socket, inbox: queue.SimpleQueue
         os._exit(0)  # whoever asked is gone
 
 
+def _end_with_engine() -> None:
+    """An engine that was killed says nothing, and whoever waits for its answers would wait for ever."""
+    wait([child.sentinel for child in multiprocessing.active_children()])
+    sys.stderr.write("the engine's process ended\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
 class _Worker:
     def __init__(self, setup: dict[str, Any]) -> None:
         import vllm
@@ -69,6 +79,7 @@ class _Worker:
         self._params, self._final = vllm.SamplingParams, RequestOutputKind.FINAL_ONLY
         self._llm = vllm.LLM(**setup["engine"], disable_custom_all_reduce=True)
         self._engine = self._llm.llm_engine
+        threading.Thread(target=_end_with_engine, daemon=True).start()
         adapter = self._section["adapter"]
         self._lora = LoRARequest("adapter", 1, adapter["path"]) if adapter else None
         self._began: dict[str, float] = {}

@@ -119,8 +119,8 @@ class WorkerSampler:
             left = max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
             if self._life.loading:
                 if self._life.advance(left):
-                    for key, request in list(self._owed.items()):  # everything owed is asked for again
-                        self._send(key, request)
+                    for key, owed in list(self._owed.items()):  # all of it is asked for again
+                        self._send(key, owed)
             else:
                 ready: list[Completion | Refused] = []
                 for message in self._messages(left):

@@ -240,9 +240,12 @@ class _Pair:
         """What the tests' process has found, nothing when it has ended; None when that takes too long."""
         waiting = select.poll()
         waiting.register(self._asked, select.POLLIN)
-        if not waiting.poll(_SOON_SECONDS * 1000):
+        patience = _SOON_SECONDS
+        # Asked again and again, for a process that was being made meanwhile is easily missed.
+        while not waiting.poll(patience * 1000) and time.monotonic() < deadline:
             self._run_on(self._anywhere)  # it computes, perhaps beside another that does
             self._together = False
+            patience = min(2 * patience, max(0.0, deadline - time.monotonic()))
         try:
             self._asked.settimeout(max(0.001, deadline - time.monotonic()))
             header = received(self._asked, LENGTH.size)

@@ -50,8 +50,8 @@ Rule = Literal["tagged", "boxed", "last_line", "last_number", "whole"]
 class ReasoningGymSettings(Section):
     extract: Annotated[list[Rule], Field(min_length=1)] = ["tagged", "last_line"]
     r"""Where the answer stands: the first of these that finds one. tagged: the last <answer>; boxed: the last \boxed{};
-    last_line: the last line that is not blank, or as many lines as the right answer has; last_number: the last number of
-    the text, where answers are numbers; whole: the text."""
+    last_line: the last line that is not blank, or as many lines as the right answer has; last_number: the last number
+    of the text, where answers are numbers; whole: the text."""
     threshold: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Score from which an answer is accepted. Scorers give a little for answers that are wrong."""
     timeout_seconds: Positive = 10.0

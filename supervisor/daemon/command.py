@@ -19,6 +19,7 @@ def daemon(options: argparse.Namespace) -> int:
     import faulthandler
     import logging
 
+    from supervisor.daemon.dead_man import DeadMan
     from supervisor.daemon.launcher import find_launcher
     from supervisor.daemon.loop import Daemon, End, become_anew
     from supervisor.daemon.paths import DaemonPaths, default_state_folder
@@ -34,7 +35,9 @@ def daemon(options: argparse.Namespace) -> int:
     def control(service: DaemonService) -> ControlServer:
         return _control(service, options)
 
-    if Daemon(paths, runs, launcher, restarting=lambda: restarting(os.environ)).run(control) is End.RELOAD:
+    dead_man = DeadMan(options.ping_file)
+    made = Daemon(paths, runs, launcher, restarting=lambda: restarting(os.environ), dead_man=dead_man)
+    if made.run(control) is End.RELOAD:
         become_anew()
     return 0
 
@@ -71,6 +74,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", metavar="FILE", type=Path, help="with --http: who looks has to know the token in it"
     )
+    parser.add_argument(
+        "--ping-file", metavar="FILE", type=Path,
+        help="call the address in it, of a dead man's switch, every five minutes from the main loop",
+    )  # fmt: skip
     parser.set_defaults(command=daemon)
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from supervisor.daemon.cards import Cards
+from supervisor.daemon.dead_man import DeadMan
 from supervisor.daemon.desk import Desk, LoopView, new_run_dir
 from supervisor.daemon.launcher import Launcher
 from supervisor.daemon.paths import DaemonPaths
-from supervisor.daemon.queue import Held, Job, Queue, StoredSchedule
+from supervisor.daemon.queue import Held, Job, Queue, StoredSchedule, damaged
 from supervisor.daemon.runner import Runner
 from supervisor.daemon.scheduler import Scheduler
 from supervisor.daemon.sd_notify import Notifier
@@ -64,6 +65,7 @@ class Daemon:
         restarting: Callable[[], bool],
         notifier: Notifier | None = None,
         cards: Cards | None = None,
+        dead_man: DeadMan | None = None,
     ) -> None:
         self._paths = paths
         self._runs = runs
@@ -71,6 +73,7 @@ class Daemon:
         self._restarting = restarting
         self._notifier = notifier or Notifier()
         self._cards = cards or Cards()
+        self._dead_man = dead_man or DeadMan(None)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._view = LoopView()
         self._yielding = False
@@ -141,8 +144,17 @@ class Daemon:
             except sqlite3.OperationalError as error:  # a full disk: every step is whole or undone, and tried again
                 status, wait = f"the queue cannot be written: {error}", RETRY_SECONDS
                 _log.error("%s: %s", self._paths.queue, status)
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:
+                    raise  # a constraint is broken, or a call is wrong: our own fault
+                raise damaged(self._paths.queue, error) from error
+            except OSError as error:
+                where = error.filename or self._paths.root
+                status, wait = f"{where} cannot be used: {error.strerror or error}", RETRY_SECONDS
+                _log.error("%s", status)
             self._view.ticked = time.monotonic()
             self._notifier.alive()
+            self._dead_man.tick()
             self._notifier.status(status)
             signals.wait(wait, [self._wake_read, *self._runner.descriptors])
             self._drain()

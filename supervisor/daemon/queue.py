@@ -124,10 +124,7 @@ class Queue:
             self._open(path)
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise InputError(
-                f"{path}: the queue cannot be read ({error}). Move it aside and start the daemon again: the runs "
-                "themselves are whole, and each goes on with `mens-sup run --run-dir` or after `mens-sup submit`."
-            ) from error
+            raise damaged(path, error) from error
         except BaseException:
             self._db.close()
             raise
@@ -166,7 +163,7 @@ class Queue:
                 yield
             except BaseException:
                 self._depth -= 1
-                if self._depth == 0:
+                if self._depth == 0 and self._db.in_transaction:  # SQLite undoes it by itself when the disk is full
                     self._db.execute("ROLLBACK")
                 raise
             self._depth -= 1
@@ -269,6 +266,12 @@ class Queue:
             self._db.execute(f"INSERT INTO schedules ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
         return number
 
+    def was_scheduled(self, schedule: str, when: float) -> bool:
+        """Has there been a job of that schedule for that time?"""
+        asked = "SELECT 1 FROM jobs WHERE schedule = ? AND scheduled_for = ?"
+        with self._guard:
+            return self._db.execute(asked, (schedule, when)).fetchone() is not None
+
     def change_schedule(self, schedule: str, **values: Any) -> None:
         names = ", ".join(f"{name} = ?" for name in values)
         with self.transaction():
@@ -283,6 +286,14 @@ class Queue:
         with self._guard:
             rows = self._db.execute(f"SELECT * FROM jobs {condition}", tuple(values)).fetchall()
         return tuple(_job(row) for row in rows)
+
+
+def damaged(path: Path, error: sqlite3.DatabaseError) -> InputError:
+    """That the database at ``path`` can't be used, and how to go on."""
+    return InputError(
+        f"{path}: the queue cannot be read ({error}). Move it aside and start the daemon again: the runs "
+        "themselves are whole, and each goes on with `mens-sup run --run-dir` or after `mens-sup submit`."
+    )
 
 
 def launch_in_queue(path: Path, job_id: int) -> Job | None:

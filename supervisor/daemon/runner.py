@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ OPEN_SECONDS = 30.0
 _BETWEEN_SIGNALS = 0.05
 """Equal signals that are pending count as one."""
 _WORDS = 2000
+_PROGRESS = re.compile(r"\d\d:\d\d:\d\d ")
 _log = logging.getLogger("mens-supervisor")
 
 
@@ -214,13 +216,15 @@ class Runner:
         self._launch(job)
 
     def _launch(self, job: Job) -> None:
-        self._paths.job(job.id).root.mkdir(parents=True, exist_ok=True)
         self._drop(job.id)
         self._launched_at[job.id] = time.monotonic()
+        folder = self._paths.job(job.id).root
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             child = self._launcher.start(self._paths.root, job.id, job.launch)
-        except LaunchError as error:
-            self._queue.change(job.id, explanation=str(error))
+        except (LaunchError, OSError) as error:
+            why = f"{folder}: {error.strerror}." if isinstance(error, OSError) else str(error)
+            self._queue.change(job.id, explanation=why)
             self._launched_at[job.id] = time.monotonic() - START_SECONDS + 2.0 ** self._in_vain.get(job.id, 0)
             return
         if child is not None:
@@ -240,10 +244,12 @@ class Runner:
 
     @staticmethod
     def _of_the_run(job: Job, run: RunState | None) -> list[int]:
-        """Living processes of the run's last attempt."""
+        """Living processes of the run's last attempt, unless somebody else supervises the run: then they are his."""
         if run is None:
             return []
         paths = RunPaths(Path(job.run_dir))
+        if lock_holder(paths.supervisor_lock) is not None:
+            return []
         numbers = {run.attempt, run.attempt + 1}  # the next one's warm standby
         return [pid for number in numbers if number for pid in processes_of(paths.attempt(number).spec)]
 
@@ -273,11 +279,13 @@ def run_state(run_dir: Path) -> RunState | None:
 
 
 def last_words(path: Path) -> str:
-    """The last paragraph of what a supervisor said."""
+    """The last paragraph of what a supervisor said, without the lines on how the run went, which begin with a time."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _WORDS))
             text = file.read().decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
-    return text.split("\n\n")[-1]
+    lines = text.split("\n\n")[-1].splitlines()
+    progress = [number for number, line in enumerate(lines) if _PROGRESS.match(line)]
+    return "\n".join(lines[progress[-1] + 1 :] or lines[-1:]) if progress else "\n".join(lines)

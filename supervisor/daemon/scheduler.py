@@ -7,8 +7,9 @@ two neither loses nor doubles one, and what was missed while no daemon ran is ma
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from apscheduler.executors.base import BaseExecutor
@@ -22,6 +23,7 @@ from supervisor.daemon.queue import Queue, StoredSchedule
 Fire = Callable[[StoredSchedule, float], None]
 """Queue a job for a schedule and the time that it is for, Unix seconds."""
 _EXECUTOR = "queue"
+DAY_SECONDS = 86_400.0
 
 
 class Scheduler(BaseScheduler):  # type: ignore[misc]
@@ -29,8 +31,10 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]
 
     def __init__(self, queue: Queue, fire: Fire) -> None:
         logging.getLogger("apscheduler").setLevel(logging.CRITICAL)
+        self._store = _Store(queue)
+        self._clock: float | None = None
         super().__init__(
-            jobstores={"default": _Store(queue)},
+            jobstores={"default": self._store},
             executors={_EXECUTOR: _QueueExecutor(queue, fire)},
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
         )
@@ -40,6 +44,9 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]
         """Queue what is due; seconds until the next time, None without one."""
         executor = self._lookup_executor(_EXECUTOR)
         with self._queue.transaction():
+            before, self._clock = self._clock, time.time()
+            if before is None or self._clock < before:  # the first look, or the clock was put back
+                self._store.pull_in()
             seconds: float | None = self._process_jobs()
             if (failure := executor.take_failure()) is not None:
                 raise failure  # APScheduler would only log it, and move the schedule on
@@ -103,6 +110,15 @@ class _Store(BaseJobStore):  # type: ignore[misc]
         times = [each.next_at for each in self._queue.schedules() if each.next_at is not None]
         return datetime.fromtimestamp(min(times), UTC) if times else None
 
+    def pull_in(self) -> None:
+        """Move a time that was reckoned while the clock was ahead back to where it belongs."""
+        for each in self._queue.schedules():
+            if each.next_at is None or each.next_at - time.time() < DAY_SECONDS:
+                continue
+            first = first_time(each.cron)
+            if first + DAY_SECONDS < each.next_at and not self._queue.was_scheduled(each.id, first):
+                self._queue.change_schedule(each.id, next_at=first)
+
     def get_all_jobs(self) -> list[Any]:
         found = sorted(self._queue.schedules(), key=lambda each: (each.next_at is None, each.next_at))
         return [self._planned(each) for each in found]
@@ -125,6 +141,13 @@ class _Store(BaseJobStore):  # type: ignore[misc]
     def _planned(self, stored: StoredSchedule) -> Any:
         trigger = trigger_of(stored.cron)
         next_at = None if stored.next_at is None else datetime.fromtimestamp(stored.next_at, trigger.timezone)
+        now = datetime.now(trigger.timezone)
+        lately = now - timedelta(seconds=DAY_SECONDS)
+        if next_at is not None and next_at < lately:
+            # APScheduler goes through every time that was missed: years of minutes where a clock was wrong.
+            recent = trigger.get_next_fire_time(None, lately)
+            if recent is not None and recent <= now:
+                next_at = recent
         return PlannedJob(
             self._scheduler,
             id=stored.id,

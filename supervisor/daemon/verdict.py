@@ -65,11 +65,18 @@ def mark_of(run: RunState | None) -> str:
 
 def _never_opened(ended: Ended) -> Verdict:
     """It ended before it had the run: refused with a paragraph, or it was killed."""
-    if ended.output.strip():
-        if ended.wish == "cancel":
-            return Verdict(EntryState.CANCELLED, "Cancelled before it began.")
-        return Verdict(EntryState.FAILED, ended.output.strip())
-    return _died(ended)
+    said = ended.output.strip()
+    if said and ended.wish != "cancel":
+        return Verdict(EntryState.FAILED, said)
+    if not ended.wish or (ended.trainer_alive and not said):
+        return _died(ended)
+    begun = "began" if ended.run is None else "went on"
+    words = {
+        "cancel": f"Cancelled before it {begun}.",
+        "pause": f"Paused before it {begun}. `mens-sup resume` puts it back.",
+        "yield": f"The daemon stopped before it {begun}; it starts when its turn comes.",
+    }
+    return Verdict(WISHED[ended.wish], words[ended.wish])
 
 
 def _stopped(ended: Ended, run: RunState) -> Verdict:

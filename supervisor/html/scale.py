@@ -11,13 +11,17 @@ from supervisor.html.markup import number
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows. ``low`` and ``high`` hold it open at least so far; ``text`` writes its ticks."""
+    """What an axis shows. ``low`` and ``high`` hold it open at least so far; ``text`` writes its ticks.
+
+    ``whole``: it counts things, so a tick between two whole numbers means nothing.
+    """
 
     label: str = ""
     log: bool = False
     low: float | None = None
     high: float | None = None
     text: Callable[[float], str] = number
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Scale:
     start: float
     end: float
     log: bool = False
+    whole: bool = False
 
     def at(self, value: float) -> float:
         low, high = (math.log10(self.low), math.log10(self.high)) if self.log else (self.low, self.high)
@@ -37,6 +42,8 @@ class Scale:
 
     def ticks(self, most: int = 6) -> list[float]:
         """At most about ``most`` round values inside."""
+        if self.whole:
+            return [tick for tick in _round_steps(self.low, self.high, most) if tick == int(tick)]
         if not self.log:
             return _round_steps(self.low, self.high, most)
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
@@ -61,7 +68,7 @@ def fitted(axis: Axis, values: Iterable[float], start: float, end: float) -> Sca
     low, high = (min(found), max(found)) if found else (1.0, 10.0) if axis.log else (0.0, 1.0)
     if low == high:
         low, high = (low / 2, high * 2) if axis.log else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))
-    return Scale(low, high, start, end, axis.log)
+    return Scale(low, high, start, end, axis.log, axis.whole)
 
 
 def _round_steps(low: float, high: float, most: int) -> list[float]:

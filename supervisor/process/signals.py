@@ -7,6 +7,7 @@ import select
 import signal
 from collections.abc import Sequence
 from types import FrameType, TracebackType
+from typing import Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -22,7 +23,7 @@ class SignalQueue:
         self._previous: dict[int, signal._HANDLER] = {}
         self._read = self._write = self._old_wakeup = -1
 
-    def __enter__(self) -> SignalQueue:
+    def __enter__(self) -> Self:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:

@@ -18,7 +18,7 @@ from supervisor.view.wording import number
 MOST_MARKS = 40
 NEAR = 0.14
 """Marks nearer to each other than this share of the axis have one label together."""
-_STEPS = Axis("step", text=count)
+_STEPS = Axis("step", text=count, whole=True)
 _GIB = float(1 << 30)
 _UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"))
 

@@ -125,6 +125,7 @@ class _Loop:
     def until_over(self) -> Outcome:
         run = self.run
         self.wall.announce()
+        self._tick()  # an attempt may be over before it is looked at for the first time
         try:
             decision = self._take_up()
             while not isinstance(decision, Stop):
@@ -420,7 +421,8 @@ class _Loop:
         """About twice a second while something is going on."""
         self.teller.look()
         now = time.monotonic()
-        if self.notify.ping_file and (self.pinged_at is None or now - self.pinged_at >= 60 * self.notify.ping_minutes):
+        pause = 60 * self.notify.ping_minutes
+        if self.notify.ping_file and (self.pinged_at is None or now - self.pinged_at >= pause):
             self.pinged_at = now
             self.teller.ping(self.notify)
         self.shown()

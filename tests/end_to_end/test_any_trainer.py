@@ -42,6 +42,7 @@ def beat_at(run_dir: Path, attempt: int, step: int) -> int:
 
 
 # killed in the middle with the newest checkpoint torn, it goes on from the whole one before and completes
+@pytest.mark.slow
 def test_killed_and_resumed_from_its_own_checkpoint(tmp_path: Path) -> None:
     place = tmp_path / "r"
     process = start(place, {"values.step_seconds": 0.3, "limits.backoff_seconds": 0.0}, config=EXAMPLE)

@@ -104,6 +104,17 @@ def test_a_better_checkpoint_is_judged_anew(run_dir: Path) -> None:
     assert judged(run_dir, worse) is GateVerdict.FAIL and len(worse.asked) == 1
 
 
+def test_what_was_judged_is_known_only_of_what_was_judged(run_dir: Path) -> None:
+    assert judged(run_dir, Evaluations()) is GateVerdict.PASS
+    other = write_bench(run_dir.parents[1], change=lambda at: "Think." if at == 3 else "")
+    refuses = Evaluations(code=2)
+    assert judged(run_dir, refuses) is GateVerdict.UNJUDGED and refuses.asked, "the bench asks something else"
+    write_bench(other.parent)
+    assert judged(run_dir, refuses) is GateVerdict.PASS
+    judged_another(run_dir)
+    assert judged(run_dir, refuses) is GateVerdict.UNJUDGED, "another adapter in the same place"
+
+
 def test_a_stop_leaves_no_verdict_and_a_failure_is_never_a_pass(run_dir: Path) -> None:
     with pytest.raises(StoppedError):
         judged(run_dir, Evaluations(code=3))
@@ -163,10 +174,49 @@ def without_its_file(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "eval")
 
 
+def another_margin(run_dir: Path) -> Path:
+    """A gate of the same name that lets nearly everything pass."""
+    place = run_dir.parents[1]
+    given = (place / "gate.yaml").read_bytes()
+    lax = write_gate(place, candidate="run", base="cached", checks=[{"margin": 0.45}]).rename(place / "lax.yaml")
+    (place / "gate.yaml").write_bytes(given)
+    return lax
+
+
+def another_gate_of_its_name(run_dir: Path) -> None:
+    lax = another_margin(run_dir)
+    assert judge_run(trained(run_dir), lax, Evaluations(drop=0.2)).verdict is GateVerdict.PASS
+
+
+def the_result_of_another_gate(run_dir: Path) -> None:
+    another_gate_of_its_name(run_dir)
+    passed = (run_dir / "eval" / "toy" / "gate.json").read_bytes()
+    fails(run_dir)
+    (run_dir / "eval" / "toy" / "gate.json").write_bytes(passed)
+
+
+def stricter_since(run_dir: Path) -> None:
+    judged(run_dir, Evaluations())
+    write_gate(run_dir.parents[1], candidate="run", base="cached", checks=[{"margin": 0.001}])
+
+
+def two_of_one_name(run_dir: Path) -> None:
+    lax = another_margin(run_dir)
+    fails(run_dir)
+    document = YAML(typ="safe").load(RunPaths(run_dir).run_yaml)
+    document["gates"].append(str(lax))
+    YAML(typ="safe").dump(document, RunPaths(run_dir).run_yaml)
+    judge_run(trained(run_dir), lax, Evaluations(drop=0.9))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (fails, "toy: fail"),
+        (another_gate_of_its_name, "another gate, or an older version of it, has judged"),
+        (the_result_of_another_gate, "another gate, or an older version of it, has judged"),
+        (stricter_since, "another gate, or an older version of it, has judged"),
+        (two_of_one_name, "two gates of the run have this name"),
         (could_not_be_judged, "toy: could not be judged"),
         (judged_another, "judged another checkpoint"),
         (changed_by_hand, "changed by hand"),

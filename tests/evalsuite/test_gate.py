@@ -65,6 +65,17 @@ def test_a_handful_of_equal_tasks_is_inconclusive() -> None:
     assert found.checks[0].lower < -0.5
 
 
+# proves EVL-2: where whoever solves nothing would pass, nothing can be judged
+def test_a_reference_within_the_margin_is_no_measure() -> None:
+    low = scores_of([1, 1, 1, 1, *[0] * 96])  # 0.01
+    found = judged(scores_of([0] * 100, model=CANDIDATE), {"margin": 0.05}, reference=low)
+    assert found.verdict is GateVerdict.UNJUDGED
+    assert "the base scores 0.0100, no more than the margin of 0.05" in found.reasons[0]
+    assert judged(scores_of([0] * 100, model=CANDIDATE), {"rule": "better"}, reference=low).verdict is not (
+        GateVerdict.UNJUDGED
+    )
+
+
 # proves EVL-2: each of several checks must pass, and FAIL is corrected for their number
 def test_several_checks_are_corrected_together() -> None:
     # worse by a little: enough for one check, not for one of twenty

@@ -146,6 +146,35 @@ def with_scores_of_others(place: Path) -> None:
     shutil.copy(place / "worse" / SCORES_NAME, place / "candidate" / SCORES_NAME)
 
 
+def with_both_cut_short(place: Path) -> None:
+    """Two models that may say one token are equal."""
+    for role, model in (("candidate", ToyModel("a1")), ("base", ToyModel())):
+        shutil.rmtree(place / role)
+        evaluated(place / "bench.yaml", place / role, model, sampling={"samples_per_task": 4, "max_new_tokens": 1})
+
+
+def with_an_empty_store(place: Path) -> None:
+    (place / "candidate" / STORE_NAME).write_bytes(b"")
+
+
+def without_a_table(place: Path) -> None:
+    with sqlite3.connect(place / "candidate" / STORE_NAME) as db:
+        db.execute("DROP TABLE sample")
+    db.close()
+
+
+def with_a_torn_configuration(place: Path) -> None:
+    (place / "candidate" / "run.yaml").write_text("{[")
+
+
+def with_an_empty_configuration(place: Path) -> None:
+    (place / "candidate" / "run.yaml").write_text("")
+
+
+def with_scores_nested_without_end(place: Path) -> None:
+    (place / "base" / SCORES_NAME).write_text('{"scores":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}")
+
+
 # proves EVL-2: a gate cannot be skipped by taking something away, or by comparing what is not comparable
 @pytest.mark.parametrize(
     ("spoil", "reason"),
@@ -166,6 +195,12 @@ def with_scores_of_others(place: Path) -> None:
         (with_other_sampling, "temperature 1, the candidate with 0.3"),
         (with_changed_scores, "changed by hand"),
         (with_scores_of_others, "its scores are not those of its samples"),
+        (with_both_cut_short, "max_new_tokens 256, the candidate with 1"),
+        (with_an_empty_store, "no such table"),
+        (without_a_table, "no such table"),
+        (with_a_torn_configuration, "is not valid YAML"),
+        (with_an_empty_configuration, "holds no configuration"),
+        (with_scores_nested_without_end, "is no file of scores"),
     ],
 )
 def test_a_gate_is_never_skipped(
@@ -220,6 +255,16 @@ def test_an_old_pass_does_not_survive_a_broken_gate(place: Path, capsys: pytest.
     assert main(["eval", "gate", str(gate)]) == 2
     assert "gate.yaml:2: benches must be a list of at least 1" in capsys.readouterr().err
     assert not (place / "gate.result.json").exists()
+
+
+# proves EVL-2: the result takes no other file's place
+def test_a_result_overwrites_nothing_else(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = write_gate(place)
+    for name in ("gate.yaml", "bench.yaml", "candidate/samples.sqlite", "base/scores.json"):
+        before = (place / name).read_bytes()
+        assert main(["eval", "gate", str(gate), "--out", str(place / name)]) == 2
+        assert "no result of a gate" in capsys.readouterr().err and (place / name).read_bytes() == before
+    assert gated(gate, capsys)[0] == gated(gate, capsys)[0] == 0
 
 
 # proves EVL-2: a gate's file is read strictly
@@ -291,3 +336,19 @@ def test_power(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--samples N" in capsys.readouterr().err
     document = YAML(typ="safe").load(place / "bench.yaml")
     assert document["sampling"]["samples_per_task"] == 4
+
+
+# proves EVL-2: bad numbers are one sentence, and pass@k of all samples has the noise of one answer a task
+def test_power_of_what_is_absurd(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = [str(place / "bench.yaml"), "--samples", "4"]
+    for words in (
+        ["--confidence", "0.000000001"], ["--confidence", "0.5", "--power", "0.5"], ["--effect", "1e-300"],
+        ["--tasks", "9" * 400], ["--samples", "9" * 400], ["--power", "0.1"],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", "power", *bench, *words])
+        assert ended.value.code == 2 and f"argument {words[0]}" in capsys.readouterr().err
+    assert main(["eval", "power", str(place / "base"), "--metric", "pass@4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    mean = sum(task.accepted > 0 for task in read_scores(place / "base").tasks) / 40
+    assert found["spread_out"] == pytest.approx(2.4865 * (2 * mean * (1 - mean) / 40) ** 0.5, rel=1e-3)

@@ -96,7 +96,7 @@ def test_zeros_and_other_templates_are_refused(tmp_path: Path) -> None:
     assert zeros.returncode == 2 and "changes nothing" in zeros.stderr, zeros.stderr
     assert not (tmp_path / "refused" / SCORES_NAME).exists()
     (tmp_path / "other.jinja").write_text(
-        (folders["trained"] / "chat_template.jinja").read_text().replace("assistant", "assistant ")
+        (folders["trained"] / "chat_template.jinja").read_text().replace("You are", "You were")
     )
     changed = evaluate(
         tmp_path, path, tmp_path / "changed", "--adapter", str(folders["trained"]),
@@ -104,3 +104,38 @@ def test_zeros_and_other_templates_are_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     assert changed.returncode == 2 and "was trained with the chat template" in changed.stderr, changed.stderr
     assert not (tmp_path / "changed" / SCORES_NAME).exists()
+
+
+# proves EVL-6: a training is judged by itself at its end, and only what passed is exported
+def test_a_training_is_judged_at_its_end_and_exported(tmp_path: Path) -> None:
+    bench(tmp_path)
+    asked = {"bench": "bench.yaml", "candidate": "run", "base": "cached", "release": "none"}
+    gate = {"name": "small", "benches": [{**asked, "checks": [{"margin": 0.5}]}]}
+    (tmp_path / "gate.yaml").write_text(json.dumps(gate))
+    document = {
+        "name": "judged", "device": "cpu", "gates": ["gate.yaml"],
+        "model": {"base": BASE, "lora": {"r": 4}},
+        "data": {"sources": [{"type": "python_declarations", "path": "stdlib", "max_rows": 600}],
+                 "validation": {"max_rows": 16}},
+        "train": {"max_steps": 3, "max_length": 128, "per_device_train_batch_size": 2, "learning_rate": 0.01},
+        "checkpoint": {"save_steps": 3}, "limits": {"hang_seconds": 3600},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(document))
+    run_dir, out = tmp_path / "runs" / "judged", tmp_path / "out"
+    program = [sys.executable, "-m", "supervisor.cli"]
+
+    def mens_sup(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*program, *arguments], capture_output=True, text=True, check=False, env=environment(tmp_path)
+        )
+
+    done = mens_sup("run", str(tmp_path / "run.yaml"), "--run-dir", str(run_dir), "--no-live")
+    assert done.returncode == 0, done.stderr
+    status = json.loads(mens_sup("status", str(run_dir), "--json").stdout)
+    assert status["outcome"] == "completed" and status["gates"]["small"]["verdict"] == "pass", done.stdout
+    assert "small" in (run_dir / "report.html").read_text()
+    exported = mens_sup("export", str(run_dir), "--out", str(out))
+    assert exported.returncode == 0, exported.stderr
+    assert "**small: PASS**" in (out / "README.md").read_text()
+    again = mens_sup("run", "--run-dir", str(run_dir), "--no-live")
+    assert again.returncode == 0 and "attempt" not in again.stdout, "nothing is asked again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,28 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
             continue
     process.wait()
     psutil.wait_procs(below, timeout=60)
+
+
+# proves SUP-6: SIGTERM in the middle loses nothing of what was drawn
+@pytest.mark.slow
+def test_a_real_job_that_is_asked_to_stop_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    whole = start(path, tmp_path / "whole")
+    assert whole.wait(PATIENCE) == 0, (tmp_path / "whole.log").read_text()
+    stopped = tmp_path / "stopped"
+    process = start(path, stopped)
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and not stored(stopped) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) not in (None, 0)
+    assert "asked to stop" in (stopped / "attempts" / "0001" / "exit.json").read_text()
+    so_far = final_set(stopped)
+    assert so_far and all(row[-1] is not None for row in so_far), "what was stored is judged as well"
+    last = start(path, stopped)
+    assert last.wait(PATIENCE) == 0, (tmp_path / "stopped.log").read_text()
+    assert len(so_far) < len(final_set(stopped)), "it was in the middle"
+    assert final_set(stopped) == final_set(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_complete_job_needs_no_sampler(tmp_path: Path) -> None:
     run(tmp_path, parts(toy_tasks(5), ToySampler()))
 
     class Unusable(ToySampler):
-        def start(self) -> Any:
+        def start(self, beat: Callable[[], None] = lambda: None) -> Any:
             raise AssertionError("it was started")
 
     assert run(tmp_path, parts(toy_tasks(5), Unusable()), number=2).kind is ExitKind.COMPLETED

@@ -257,7 +257,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "my run.yaml:4: sources.1.path is required and missing.",
         "my run.yaml:6: train.max_length must be a whole number, not the text 'x'.",
         "my run.yaml:7: foo is not a known key. "
-        "Known keys at the top: sources, train, name, kind, limits, relief, checkpoint, notify, launch.",
+        "Known keys at the top: sources, train, name, kind, limits, relief, checkpoint, notify, launch, gates.",
     ]
     assert refused(tmp_path, "name: x\n") == ["my run.yaml: sources is required and missing."]
 
@@ -371,7 +371,7 @@ def test_schema_explains_every_key() -> None:
     schema = json_schema(load_kind("sft"))
     assert schema["additionalProperties"] is False
     sections = {"device", "model", "data", "train", "eval", "limits", "relief", "checkpoint", "notify", "launch"}
-    assert set(schema["properties"]) == {"name", "kind"} | sections
+    assert set(schema["properties"]) == {"name", "kind", "gates"} | sections
     assert schema["required"] == ["model", "data"]
     for name, section in schema["$defs"].items():
         assert section["additionalProperties"] is False, name

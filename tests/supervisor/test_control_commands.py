@@ -115,7 +115,8 @@ def test_schedules(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_config(tmp_path)
     assert said(capsys, "schedule", "list") == "There are no schedules.\n"
     assert said(capsys, "schedule", "add", "job.yaml", "--cron", "0 2 * * *").startswith("schedule 1: ")
-    assert "no schedule" in said(capsys, "schedule", "add", "job.yaml", "--cron", "when I like", code=2)
+    for wrong in ("when I like", "daily"):
+        assert "no schedule" in said(capsys, "schedule", "add", "job.yaml", "--cron", wrong, code=2)
     assert "0 2 * * *" in said(capsys, "schedule", "list")
     assert "removed" in said(capsys, "schedule", "remove", "1")
     assert "There is no schedule 1" in said(capsys, "schedule", "remove", "1", code=2)
@@ -307,3 +308,30 @@ def test_a_daemon_that_says_nothing(tmp_path: Path) -> None:
         with pytest.raises(NoDaemonError, match="No daemon answers"):
             DaemonClient(path, 10).health()
         thread.join()
+
+# proves SUP-19: a damaged state.json is told in a sentence by whatever reads the run
+@pytest.mark.parametrize("command", ["watch", "logs", "report", "status"])
+def test_damaged_state_is_a_sentence(
+    nobody: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    paths = make_run(tmp_path / "r")
+    paths.state.write_text('{"id" x')
+    assert main([command, str(paths.root)]) == 2
+    said = capsys.readouterr().err
+    assert "state.json" in said
+    assert "JSON is malformed" in said
+
+
+def test_logs_of_a_folder_that_is_no_run(nobody: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ([], ["--follow"]):
+        assert main(["logs", str(tmp_path), *option]) == 2
+        assert "holds no run" in capsys.readouterr().err
+
+
+def test_page_that_cannot_be_written_is_named(
+    nobody: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = make_run(tmp_path / "r")
+    target = tmp_path / "none" / "page.html"
+    assert main(["report", str(paths.root), "--out", str(target)]) == 2
+    assert f"{target} cannot be written" in capsys.readouterr().err

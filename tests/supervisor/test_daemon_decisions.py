@@ -134,6 +134,23 @@ def test_a_supervisor_that_died_is_started_again_but_not_for_ever() -> None:
     assert judge(replace(end, run=run(Outcome.RUNNING, step=4))).crashes == 1  # it has got ahead
 
 
+@pytest.mark.parametrize(
+    ("wish", "state", "begun", "words"),
+    [
+        ("cancel", EntryState.CANCELLED, None, "Cancelled before it began."),
+        ("pause", EntryState.PAUSED, None, "Paused before it began."),
+        ("yield", EntryState.WAITING, None, "stopped before it began"),
+        ("cancel", EntryState.CANCELLED, run(Outcome.STOPPED, pid=4), "Cancelled before it went on."),
+    ],
+)
+def test_who_is_stopped_before_it_has_the_run_has_not_died(
+    wish: str, state: EntryState, begun: RunState | None, words: str
+) -> None:
+    verdict = judge(ended(begun, wish))
+    assert verdict.state is state and words in verdict.explanation
+    assert not judge(ended(begun, "pause", trainer_alive=True)).state.ended  # somebody has to look after that one
+
+
 def test_pausing_waits_for_a_trainer_whose_supervisor_died() -> None:
     assert judge(ended(run(Outcome.RUNNING), "pause", trainer_alive=True)).again
 

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 from scripted_runs import document, events, wait_for
 
+from supervisor.daemon.dead_man import DeadMan
 from supervisor.daemon.job_start import environment, run_command
 from supervisor.daemon.launched import Standing, find
 from supervisor.daemon.launcher import SessionLauncher, UnitLauncher, find_launcher
+from supervisor.daemon.loop import Daemon, End
 from supervisor.daemon.paths import DaemonPaths
 from supervisor.daemon.queue import Job, Queue
-from supervisor.daemon.runner import Runner
+from supervisor.daemon.runner import Runner, last_words
 from supervisor.daemon.service import EntryState
 from supervisor.process.identity import identity_of
 from supervisor.protocol.atomic import write_atomic
+from supervisor.protocol.attempt import SPEC_VARIABLE
 from supervisor.protocol.lock import FileLock
+from supervisor.protocol.paths import RunPaths
+from supervisor.state import RunState, write_state
 from supervisor.yaml_source import render_yaml
 
 STAND_INS = str(Path(__file__).parents[1] / "stand_ins")
@@ -172,3 +181,81 @@ def test_a_killed_supervisor_is_started_again(place: Place) -> None:
     place.until(EntryState.CANCELLED)
     assert len(events(place.run_dir, "attempt_started")) == 1
     assert time.time() - (place.job.ended_at or 0) < 90
+
+
+# proves SUP-18: a run that somebody supervises by hand is refused, and nothing happens to its trainer
+def test_a_run_that_somebody_else_supervises_keeps_its_trainer(place: Place) -> None:
+    paths = RunPaths(place.run_dir)
+    paths.attempt(1).root.mkdir(parents=True)
+    write_state(paths.state, RunState(id="r", kind="scripted", max_attempts=5, attempt=1))
+    trainer = subprocess.Popen(["sleep", "600"], env={**os.environ, SPEC_VARIABLE: str(paths.attempt(1).spec)})
+    try:
+        with FileLock(paths.supervisor_lock):
+            assert place.runner.end_leftovers(place.job) == "" and trainer.poll() is None
+        assert str(trainer.pid) in place.runner.end_leftovers(place.job)
+        assert trainer.wait(60) == -signal.SIGKILL
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+# proves SUP-18: a full or unusable state folder is an explanation, not the end of the daemon
+def test_a_folder_that_cannot_be_made_is_told(place: Place) -> None:
+    jobs = place.paths.job(place.entry).root.parent
+    shutil.rmtree(jobs)
+    jobs.write_text("in the way")
+    place.runner.begin(place.job, ("cpu",), "{}")
+    assert place.job.state is EntryState.STARTING
+    assert "jobs" in place.job.explanation and "Not a directory" in place.job.explanation
+
+
+class Switch(BaseHTTPRequestHandler):
+    """A dead man's switch that is called."""
+
+    called: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.called.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *given: object) -> None:
+        return
+
+
+# proves SUP-18: the daemon calls a dead man's switch from its main loop, and what fails there is a warning
+def test_the_daemon_gives_a_sign_of_life(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "ping"
+    with HTTPServer(("127.0.0.1", 0), Switch) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        file.write_text(f"http://127.0.0.1:{server.server_port}/secret-place")
+        file.chmod(0o600)
+        paths = DaemonPaths(tmp_path / "state")
+        dead_man = DeadMan(file)
+        daemon = Daemon(paths, paths.runs, SessionLauncher(), restarting=lambda: False, dead_man=dead_man)
+
+        def leave() -> None:
+            try:
+                wait_for(lambda: Switch.called, 20)
+            finally:
+                os.kill(os.getpid(), signal.SIGHUP)
+
+        Thread(target=leave).start()
+        assert daemon.run() is End.RELOAD
+        server.shutdown()
+    assert Switch.called == ["/secret-place"]
+    file.chmod(0o644)
+    DeadMan(file).tick()
+    assert "can be read by everybody" in caplog.text and "secret-place" not in caplog.text
+
+
+# proves SUP-18: why a run ended is one paragraph, not its progress as well
+def test_the_last_words_are_not_the_progress(tmp_path: Path) -> None:
+    said = tmp_path / "output-1.log"
+    assert last_words(said) == ""
+    said.write_text("03:34:50 run started: run r\n03:34:51 step 2/4000\n/r/events.jsonl: No such file or directory\n")
+    assert last_words(said) == "/r/events.jsonl: No such file or directory"
+    said.write_text("x.yaml:3: no good.\n  - and this\n")
+    assert last_words(said) == "x.yaml:3: no good.\n  - and this"
+    said.write_text("03:34:50 run started: run r\n03:34:51 step 2/4000\n")
+    assert last_words(said) == "03:34:51 step 2/4000"

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 
 from supervisor.daemon import scheduler as scheduler_module
 from supervisor.daemon.desk import Desk, LoopView
-from supervisor.daemon.intake import Accepted
+from supervisor.daemon.intake import Accepted, accept
+from supervisor.daemon.launcher import SessionLauncher
+from supervisor.daemon.loop import Daemon
 from supervisor.daemon.paths import DaemonPaths
 from supervisor.daemon.queue import Queue, StoredSchedule
 from supervisor.daemon.scheduler import Scheduler
 from supervisor.daemon.service import EntryState, NoSuchEntryError, NotPossibleError, Submission
 from supervisor.problems import InputError
+from supervisor.protocol.lock import FileLock
 
 ACCEPTED = Accepted(name="r", kind="sft", device="cpu", processes=1, arguments=(), document="name: r\n")
 HOUR = 3600.0
@@ -84,6 +88,27 @@ def test_a_damaged_queue_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "queue.db").write_bytes(b"no database" * 999)
     with pytest.raises(InputError, match=r"queue.db: the queue cannot be read .* Move it aside"):
         Queue(tmp_path / "queue.db")
+
+
+# proves SUP-18: a queue that is damaged while the daemon works, too, ends it with a paragraph
+def test_a_queue_that_gets_damaged_is_a_sentence(tmp_path: Path) -> None:
+    paths = DaemonPaths(tmp_path / "state")
+    daemon = Daemon(paths, paths.runs, SessionLauncher(), restarting=lambda: False)
+
+    class Damaging:
+        alive = True
+
+        def start(self) -> None:
+            daemon._queue._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with open(paths.queue, "r+b") as file:
+                file.write(b"no database" * (paths.queue.stat().st_size // 11))
+            daemon._queue._db.execute("PRAGMA cache_size = 0")
+
+        def stop(self) -> None:
+            return
+
+    with pytest.raises(InputError, match=r"queue.db: the queue cannot be read .* Move it aside"):
+        daemon.run(lambda desk: Damaging())
 
 
 def test_a_queue_of_a_later_version_is_left_alone(tmp_path: Path, queue: Queue) -> None:
@@ -185,6 +210,46 @@ def test_missed_times_are_coalesced(queue: Queue, scheduler: Scheduler, fired: F
     assert len(queue.unfinished()) == 1
 
 
+# proves SUP-18: a machine that was off for years, or whose clock was, is not busy for minutes with what it missed
+def test_years_of_missed_times_are_one_entry_at_once(
+    queue: Queue, scheduler: Scheduler, fired: Fired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    original = CronTrigger.get_next_fire_time
+
+    def counted(self: CronTrigger, *given: Any) -> Any:
+        looked.append(given)
+        return original(self, *given)
+
+    monkeypatch.setattr(CronTrigger, "get_next_fire_time", counted)
+    now = time.time()
+    schedule(queue, next_at=now - 365 * 24 * HOUR)
+    scheduler.process()
+    assert len(fired.times) == 1 and now - HOUR <= fired.times[0] <= now
+    assert len(looked) < 100
+
+
+# proves SUP-18: a time that was reckoned while the clock was years ahead comes when cron would have it come
+def test_a_clock_that_was_ahead_silences_no_schedule(queue: Queue, scheduler: Scheduler, fired: Fired) -> None:
+    now = time.time()
+    schedule(queue, next_at=now + 4 * 365 * 24 * HOUR)
+    wait = scheduler.process()
+    assert fired.times == [] and wait is not None and wait <= HOUR
+    assert queue.schedules()[0].next_at == pytest.approx(now + wait, abs=60)
+
+
+# proves SUP-18: a full disk undoes a step, and what is said of it is what SQLite said
+def test_a_full_disk_undoes_a_step_and_is_named(queue: Queue) -> None:
+    first = add(queue)
+    pages = queue._db.execute("PRAGMA page_count").fetchone()[0]
+    queue._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        add(queue, name="r" * 100_000)
+    assert [job.id for job in queue.unfinished()] == [first]
+    queue._db.execute("PRAGMA max_page_count = 100000")
+    assert queue.job(add(queue)).state is EntryState.WAITING
+
+
 # proves SUP-18: a kill between queueing a job and moving its schedule on neither loses nor doubles it
 def test_a_time_that_comes_is_one_transaction(queue: Queue, scheduler: Scheduler, fired: Fired) -> None:
     due = time.time() - 60
@@ -210,3 +275,25 @@ def test_a_schedule_is_made_and_removed(desk: Desk) -> None:
     with pytest.raises(NotPossibleError):
         desk.add_schedule(Path("/c.yaml"), "now and then")
     assert scheduler_module.first_time("0 2 * * *") == made.next_at
+
+
+def test_there_is_one_daemon_for_a_state_folder(tmp_path: Path) -> None:
+    paths = DaemonPaths(tmp_path)
+    daemon = Daemon(paths, tmp_path / "runs", SessionLauncher(), restarting=lambda: False)
+    with FileLock(paths.lock), pytest.raises(InputError, match="A daemon works with"):
+        daemon.run()
+
+
+# proves SUP-18: what is queued was looked through; what is wrong is said with line and key
+def test_a_configuration_is_looked_through(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("kind: command\nname: mine\ncommand: [echo, hello]\nworking_dir: .\n")
+    accepted = accept(config, ("--set=limits.max_hours=3", "--max-attempts=2"), preflight=True)
+    assert (accepted.name, accepted.kind, accepted.device) == ("mine", "command", "auto")
+    assert accepted.arguments == ("--max-attempts=2",)
+    assert "max_hours: 3" in accepted.document and f"working_dir: {tmp_path}" in accepted.document
+    config.write_text("kind: command\ncommnd: [echo]\n")
+    with pytest.raises(NotPossibleError, match=r"c.yaml:2: .*commnd.*Did you mean command"):
+        accept(config, (), preflight=True)
+    with pytest.raises(NotPossibleError, match="takes these arguments"):
+        accept(config, ("--run-dir=/etc",), preflight=True)

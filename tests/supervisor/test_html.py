@@ -164,3 +164,11 @@ def test_bars_and_spans_stand_where_their_values_are() -> None:
     first, second = drawn.findall("rect")
     assert float(second.attrib["width"]) == pytest.approx(2 * float(first.attrib["width"]), abs=0.3)
     assert float(first.attrib["y"]) < float(second.attrib["y"])
+
+
+# proves SUP-19: no step is written under a place that is not its own
+@pytest.mark.parametrize("last", [1, 3, 20, 1000])
+def test_steps_are_counted_in_whole_numbers(last: int) -> None:
+    ticks = fitted(Axis("step", whole=True), [0, last], 10, 110).ticks(8)
+    assert len(ticks) >= 2
+    assert all(tick == int(tick) for tick in ticks)

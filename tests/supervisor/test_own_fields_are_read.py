@@ -48,7 +48,11 @@ def test_something_reads_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fields = {(each.__name__, name) for each in sections_of(SupervisorSections) for name in each.model_fields}
     assert len(fields) > 15
     file = tmp_path / "job.yaml"
-    file.write_text(render_yaml(document({"at": 5, "do": "kill9", "attempt": 1}, notify={"command": ["true"]})))
+    address = tmp_path / "address"
+    address.touch(0o600)
+    address.write_text("http://127.0.0.1:9/")
+    notify = {"command": ["true"], "ping_file": str(address)}
+    file.write_text(render_yaml(document({"at": 5, "do": "kill9", "attempt": 1}, notify=notify)))
     reads = recorded(monkeypatch)
     assert main(["run", str(file), "--run-dir", str(tmp_path / "r"), "--no-live"]) == 0
     assert state(tmp_path / "r").attempt == 2

@@ -12,6 +12,13 @@ from supervisor.process.priority import GIVE_WAY, give_way
 
 THREADED = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"
 
+FORKED = """
+import os, sys
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[str]]:
@@ -58,14 +65,14 @@ def test_a_session_of_its_own_gives_way_in_both_ways(process: subprocess.Popen[s
 # proves SUP-12: in the session of others, their group is left alone
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no scheduling groups of sessions here")
 def test_the_group_of_others_is_not_touched() -> None:
-    child = subprocess.Popen(["sleep", "600"])
-    try:
-        ours = group_nice(os.getpid())
-        give_way(child.pid)
-        assert group_nice(child.pid) == group_nice(os.getpid()) == ours
-    finally:
-        child.kill()
-        child.wait()
+    leader = subprocess.Popen(
+        [sys.executable, "-c", FORKED], start_new_session=True, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert leader.stdout is not None
+    member = int(leader.stdout.readline())
+    give_way(member)
+    assert group_nice(leader.pid) == group_nice(member) == 0
+    leader.communicate()
 
 
 # proves SUP-12: an ordinary user's standby gives way by its session's scheduling group, which may be raised again

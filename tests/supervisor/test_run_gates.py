@@ -91,10 +91,29 @@ def test_the_verdict_is_told_and_shown(
 def test_a_judge_that_fails_leaves_unjudged_and_a_stop_leaves_nothing(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged_as(monkeypatch, run_dir, None, 3)
+    judged_as(monkeypatch, run_dir, None, 4)
     assert not run_gates(run_dir, ["/g/small.yaml"], NotifySettings())
     assert not list(read_events(RunPaths(run_dir).events))
     judged_as(monkeypatch, run_dir, None, 2)
     assert run_gates(run_dir, ["/g/small.yaml"], NotifySettings())
     (event,) = read_events(RunPaths(run_dir).events)
     assert event.kind == "gate" and event.data["verdict"] == "unjudged"
+
+
+def test_each_gate_is_judged_and_none_is_skipped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ["/g/small.yaml", "/g/broken.yaml"]
+
+    def run(command: Sequence[str]) -> int:
+        if command[-1] == both[1]:
+            return codes
+        EventLog(RunPaths(run_dir).events, "supervisor").append("gate", "small: pass", gate="small", verdict="pass")
+        return 0
+
+    monkeypatch.setattr(supervisor.gates, "run_forwarding", run)
+    codes = 2
+    assert run_gates(run_dir, both, NotifySettings())
+    assert [event.data["verdict"] for event in read_events(RunPaths(run_dir).events)] == ["pass", "unjudged"]
+    codes = 4
+    assert not run_gates(run_dir, both, NotifySettings()), "the second gate is still to be judged"
+    judged_as(monkeypatch, run_dir, None, 3)
+    assert run_gates(run_dir, both, NotifySettings()), "inconclusive since an earlier call, and no stop"

@@ -160,9 +160,10 @@ def test_a_pipe_gets_lines_although_colour_is_forced(tmp_path: Path) -> None:
 
 
 # proves SUP-19, SUP-9: p pauses with a checkpoint and goes on; the result is that of a run left alone
+@pytest.mark.slow
 def test_pause_and_go_on(tmp_path: Path, terminal: Callable[..., Terminal], undisturbed: bytes) -> None:
     config = tmp_path / "job.yaml"
-    config.write_text("kind: scripted\ncheckpoint: {save_steps: 3}\ntrain: {step_seconds: 0.4}\n")
+    config.write_text("kind: scripted\ncheckpoint: {save_steps: 3}\ntrain: {step_seconds: 0.3}\n")
     place = tmp_path / "r"
     seen = terminal(["run", str(config), "--run-dir", str(place)])
     seen.shows("p pause   s stop")
@@ -185,6 +186,7 @@ def test_pause_and_go_on(tmp_path: Path, terminal: Callable[..., Terminal], undi
 
 
 # proves SUP-19, SUP-9: s stops with a checkpoint
+@pytest.mark.slow
 def test_stop(tmp_path: Path, terminal: Callable[..., Terminal]) -> None:
     config = tmp_path / "job.yaml"
     config.write_text("kind: scripted\ntrain: {step_seconds: 0.2, max_steps: 5000}\n")

@@ -47,6 +47,37 @@ def test_a_full_log_disk_leaves_report_and_exit_code(tmp_path: Path) -> None:
     assert done.returncode == EXIT_CODES[ExitKind.CONFIG_ERROR]
 
 
+TORN = """
+import os, runpy, signal, threading
+import trainer.effective
+
+def torn(path):
+    threading.Thread(target=threading.Event().wait).start()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Exception:  # as numpy does, which then says that it is broken
+        pass
+    raise ImportError("Importing the numpy C-extensions failed.")
+
+trainer.effective.read_effective = torn
+runpy.run_module("trainer", run_name="__main__")
+"""
+
+
+# proves SUP-9: a stop in the middle of an import ends at once, whatever the import has made of it and left running
+def test_an_import_that_is_torn_off_holds_nobody_up(tmp_path: Path) -> None:
+    spec = broken_attempt(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", TORN], env={**os.environ, SPEC_VARIABLE: str(spec)})
+    try:
+        assert process.wait(120) == EXIT_CODES[ExitKind.INTERRUPTED]
+    finally:
+        process.kill()
+        process.wait()
+    report = read_exit_report(RunPaths(tmp_path).attempt(1).exit_report)
+    assert report is not None and report.kind is ExitKind.INTERRUPTED
+    assert report.message == "asked to stop while loading; nothing new to save"
+
+
 # proves TRN-12: adapters get published, and launch.env may hold credentials
 def test_a_checkpoint_records_the_kinds_own_sections_only(tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "effective.yaml"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -58,6 +59,8 @@ def _app(version: str) -> FastAPI:
     app.add_exception_handler(NoSuchEntryError, _said(404))
     app.add_exception_handler(NotPossibleError, _said(409))
     app.add_exception_handler(InputError, _said(409))
+    app.add_exception_handler(sqlite3.OperationalError, _unwritable)
+    app.add_exception_handler(OSError, _unwritable)
     app.add_exception_handler(Exception, _defect)
 
     def openapi() -> dict[str, Any]:
@@ -229,6 +232,12 @@ async def _invalid(_: Request, error: Exception) -> Response:
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     return _error(error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+async def _unwritable(_: Request, error: Exception) -> Response:
+    """A full disk, most often: what was asked has been undone."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _error(503, f"The daemon cannot use its state folder just now: {why}. Nothing was changed; ask again later.")
 
 
 async def _defect(_: Request, error: Exception) -> Response:

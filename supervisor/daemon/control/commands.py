@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from supervisor.command_line import add_json, at_least_one
+
 Adder = Callable[[str, str], argparse.ArgumentParser]
 """Makes the parser of a command from its name and what it does."""
 
@@ -59,12 +61,12 @@ def _add_queue(add: Adder) -> None:
     submit.add_argument("--max-attempts", metavar="N", type=int, help="as of `mens-sup run`")
     submit.add_argument("--authorize-hours", metavar="H", type=float, help="as of `mens-sup run`")
     submit.add_argument("--force-overfit", action="store_true", help="as of `mens-sup run`")
-    _add_json(submit)
+    add_json(submit)
     _does(submit, "queue_commands", "submit")
 
     queue = add("queue", "list the daemon's queue, in the order of its ids")
     queue.add_argument("--all", dest="whole", action="store_true", help="everything that ended, too (the last 10)")
-    _add_json(queue)
+    add_json(queue)
     _does(queue, "queue_commands", "queue")
 
     for name, what in (
@@ -75,7 +77,7 @@ def _add_queue(add: Adder) -> None:
         act = add(name, what)
         act.add_argument("run", metavar="ID", help=_RUN)
         act.set_defaults(action=name)
-        _add_json(act)
+        add_json(act)
         _does(act, "queue_commands", "act")
 
 
@@ -89,11 +91,11 @@ def _add_schedule(add: Adder) -> None:
     added.add_argument(
         "--cron", metavar="LINE", required=True, help="minute hour day-of-month month day-of-week, such as '0 2 * * *'"
     )
-    _add_json(added)
+    add_json(added)
     _does(added, "queue_commands", "schedule_add")
     listed = actions.add_parser("list", help="list the schedules and when each is due", allow_abbrev=False)
     listed.description = "List the schedules and when each is due."
-    _add_json(listed)
+    add_json(listed)
     _does(listed, "queue_commands", "schedule_list")
     removed = actions.add_parser("remove", help="submit it no more; what is queued stays", allow_abbrev=False)
     removed.description = "Submit the job of a schedule no more; what is queued stays."
@@ -119,9 +121,9 @@ def _add_looking(add: Adder) -> None:
     )
     logs.add_argument("run", metavar="RUN", nargs="?", help=f"{_RUN} (the newest)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on, also with later attempts, until the run ends")
-    logs.add_argument("--attempt", metavar="N", type=_at_least_one, help="of this attempt")
+    logs.add_argument("--attempt", metavar="N", type=at_least_one, help="of this attempt")
     logs.add_argument("--only", choices=("stdout", "stderr"), help="one of the two")
-    logs.add_argument("-n", "--lines", metavar="N", type=_at_least_one, help="only the last N lines of each")
+    logs.add_argument("-n", "--lines", metavar="N", type=at_least_one, help="only the last N lines of each")
     _does(logs, "run_commands", "logs")
 
     report = add("report", "write a run's page: how it went, drawn, in one file that needs no network")
@@ -142,16 +144,6 @@ def _does(parser: argparse.ArgumentParser, module: str, function: str) -> None:
         return code
 
     parser.set_defaults(command=command)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _priority(text: str) -> int:

@@ -10,7 +10,8 @@ from typing import Literal
 from supervisor.daemon.control.wire import LogPiece
 from supervisor.problems import InputError
 from supervisor.protocol.paths import RunPaths
-from supervisor.state import Outcome, read_state
+from supervisor.state import Outcome
+from supervisor.status import known_state
 
 PIECE_BYTES = 256 << 10
 
@@ -24,7 +25,7 @@ def read_piece(run_dir: Path, stream: Stream, attempt: int | None = None, offset
     attempt, OSError when it can't be read.
     """
     paths = RunPaths(run_dir)
-    state = read_state(paths.state)
+    state = known_state(run_dir)
     latest = 0 if state is None else state.attempt
     over = state is not None and state.outcome is not Outcome.RUNNING
     number = latest if attempt is None else attempt

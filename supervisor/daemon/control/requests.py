@@ -64,6 +64,6 @@ class ScheduleRequest(_Strict):
     """A configuration to be submitted again and again."""
 
     config: AbsolutePath = Field(description="absolute path of the YAML file on the daemon's machine")
-    cron: Annotated[str, Field(min_length=9, max_length=200, pattern=_NO_CONTROL)] = Field(
+    cron: Annotated[str, Field(min_length=1, max_length=200, pattern=_NO_CONTROL)] = Field(
         description="minute hour day-of-month month day-of-week, such as 0 2 * * *"
     )

@@ -17,8 +17,8 @@ from supervisor.daemon.control.wire import LogPiece, encode
 from supervisor.daemon.service import EntryState
 from supervisor.problems import InputError
 from supervisor.protocol.paths import RunPaths
-from supervisor.state import Outcome, RunState, read_state
-from supervisor.status import read_status, render_status
+from supervisor.state import Outcome, RunState
+from supervisor.status import known_state, read_status, render_status
 from supervisor.view.text import clean
 
 POLL_SECONDS = 0.5
@@ -74,6 +74,7 @@ def watch(options: argparse.Namespace) -> int:
     from supervisor.daemon.control.steer import Steer
     from supervisor.view.screen import open_view
 
+    _state_of(found)
     steer = Steer(found)
     with open_view(found.directory, live=not options.no_live, steering=steer, lines_after=False) as view:
         while True:
@@ -89,6 +90,8 @@ def watch(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     found = find_run(options.run)
+    if found.entry is None and not RunPaths(found.directory).run_yaml.exists():
+        raise InputError(f"{found.directory} holds no run (no run.yaml). Name a run's folder.")
     if options.follow:
         found = _begun(found)
     streams = [_LogStream(found, each) for each in get_args(Stream) if options.only in (None, each)]
@@ -128,7 +131,10 @@ def report(options: argparse.Namespace) -> int:
         return 0
     from supervisor.protocol.atomic import write_atomic
 
-    write_atomic(target, data)
+    try:
+        write_atomic(target, data)
+    except OSError as error:  # it names a staged file
+        raise InputError(f"{target} cannot be written: {error.strerror}. Name another file with --out.") from error
     sys.stdout.write(f"{target}\n")
     if options.show and not _open(target):
         raise InputError(f"There is no browser here to show it. The page is {target}.")
@@ -215,7 +221,7 @@ def _watch_through_daemon(found: Found) -> int:
 
 
 def _state_of(found: Found) -> RunState:
-    state = read_state(RunPaths(found.directory).state)
+    state = known_state(found.directory)
     if state is None:
         raise InputError(f"{found.directory} holds no run (no state.json). Name a run's folder.")
     return state

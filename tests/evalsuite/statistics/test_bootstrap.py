@@ -8,7 +8,7 @@ from scipy import stats
 
 from evalsuite.statistics.bootstrap import Bca, Percentile, bca, bounded, drawn_means, fitting, percentile
 from evalsuite.statistics.intervals import beta_interval, clopper_pearson, score_interval
-from evalsuite.statistics.units import Floats, units_of
+from evalsuite.statistics.units import Floats, Units, units_of
 
 LEVEL = 0.95
 
@@ -130,3 +130,16 @@ def test_the_bounded_bootstrap_covers_with_few_clusters() -> None:
     names = [str(each) for each in np.repeat(np.arange(clusters), size)]
     units = units_of(table, names)
     assert (bounded(units, -1, 1, 2000).p_below(0.0) <= 0.05).mean() <= 0.05
+
+
+# proves EVL-1: clusters of very different sizes are no more evidence than the large ones
+@pytest.mark.parametrize(("small", "large"), [(60, 200), (60, 60), (30, 500)])
+def test_one_large_cluster_proves_nothing(small: int, large: int) -> None:
+    dice = np.random.default_rng(small + large)
+    sizes = np.array([float(large), *[1.0] * small])
+    wrong, times = 0, 200
+    for seed in range(times):
+        chances = dice.choice([-0.6, 0.6], size=len(sizes)) + dice.normal(0, 0.05, size=len(sizes))
+        units = Units((chances * sizes)[:, None], sizes)
+        wrong += bool(fitting(units, -1.0, 1.0, 500, seed).p_above(0.0)[0] <= 0.05)
+    assert wrong <= times * 0.08

@@ -99,6 +99,7 @@ def test_worker_killed_in_the_middle(running: Running) -> None:
 
 
 # proves RFT-4
+@pytest.mark.slow
 def test_a_killed_job_leaves_no_worker(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""

@@ -171,8 +171,9 @@ def test_real_server_through_the_openai_sampler(served: Served, tmp_path: Path) 
     assert all(isinstance(one, Completion) and one.logprobs and one.prompt_tokens > 10 for one in found)
 
 
-# proves RFT-1: the engine as a worker script, killed in the middle
-def test_engine_without_a_server(tmp_path: Path, make_adapter: Callable[[str, float], Path]) -> None:
+# proves RFT-1: the engine as a worker script, it or its child killed in the middle, and no process left
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_engine_without_a_server(tmp_path: Path, make_adapter: Callable[[str, float], Path], victim: str) -> None:
     section = vllm_section("vllm_offline", make_adapter(MODEL, 0.5))
     said: list[str] = []
     sampler = open_sampler(section, drawing(), tmp_path, 1, said.append)
@@ -180,17 +181,20 @@ def test_engine_without_a_server(tmp_path: Path, make_adapter: Callable[[str, fl
     identity = sampler.start()
     assert identity.adapter_effect is not None and identity.adapter_effect > 0.01
     requests = requests_for(section, EACH)
-    struck: list[int] = []
+    family: list[psutil.Process] = []
 
     def kill(done: int) -> None:
-        if not struck and done >= 2:
-            struck.append(sampler.pid or 0)
-            os.kill(struck[0], signal.SIGKILL)
+        if not family and done >= 2:
+            worker = psutil.Process(sampler.pid or 0)
+            family.extend([worker, *worker.children(recursive=True)])
+            struck = worker if victim == "worker" else next(each for each in family if "EngineCore" in each.name())
+            struck.kill()
 
     found = sample_all(sampler, requests, kill)
     sampler.close()
     assert len(by_sample(found)) == len(requests)
-    assert struck and len(said) == 1
+    assert family and len(said) == 1
+    assert psutil.wait_procs(family, timeout=CAP_SECONDS)[1] == []
     for one in found:
         assert isinstance(one, Completion) and one.token_ids and one.logprobs
         assert len(one.token_ids) == len(one.logprobs)

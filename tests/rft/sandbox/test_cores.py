@@ -32,7 +32,7 @@ def test_a_program_shares_one_core_with_its_tests_until_it_takes_long(monkeypatc
     verifier = PythonTests(PythonTestsSettings(seconds=40), JudgeSection(workers=1))
     verifier.open()
     try:
-        for soon, cores in [(30.0, 1), (0.0, len(ALL)), (30.0, 1)]:
+        for soon, cores in [(30.0, 1), (0.01, len(ALL)), (30.0, 1)]:
             monkeypatch.setattr(judges, "_SOON_SECONDS", soon)
             data = {"tests": [f"assert cores({cores}) == {cores}"], "format": "continuation"}
             found = verifier.judge(Task("t/1", "t", (), Check("python_tests", data)), HOW_MANY)

@@ -152,3 +152,15 @@ def test_tasks_are_read_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# proves EVL-4: a bench leaves nothing out
+def test_a_bench_asks_a_repeated_task_again_in_one_cluster(tmp_path: Path) -> None:
+    report = LoadReport()
+    same = {"prompt": "2 + 2?", "answer": "4"}
+    twice = jsonl(tmp_path, "twice", *sums(2), same, same, {**same, "id": "named"})
+    found = list(load_tasks(sections(twice), 0, report, keep_repeated=True))
+    first = found[2].id
+    assert [task.id for task in found[2:]] == [first, f"{first}~2", "twice/named"]
+    assert [task.cluster for task in found[2:]] == [None, first, first] and len({task.digest for task in found}) == 3
+    assert "2 tasks of the source twice stand repeatedly and are asked each time" in report.sentences()

@@ -134,7 +134,7 @@ def test_a_package_brings_a_verifier_as_an_entry_point(tmp_path: Path, monkeypat
 
 def test_an_unknown_verifier_is_named_with_those_that_there_are() -> None:
     with pytest.raises(
-        UnknownVerifierError, match="known verifiers: command, json_schema, maths, python, python_tests"
+        UnknownVerifierError, match="known verifiers: command, function_calls, json_schema, maths, python, python_tests"
     ):
         kind_of("exec")
     assert "'exec' is not installed" in settings_problems("exec", {})[0]

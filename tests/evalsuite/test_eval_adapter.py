@@ -99,3 +99,14 @@ def test_a_bench_leaves_nothing_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     changed = ["--set", "sampler.model=random:2x64", "--set", "tasks.exclude_benches=[humaneval]"]
     assert main(["validate", str(bench(tmp_path)), *changed]) == 2
     assert "a bench asks all of them" in capsys.readouterr().err
+
+
+# proves EVL-1: a wrong folder is told by the option that was typed, once
+@pytest.mark.parametrize("option", ["--adapter", "--template-of"])
+def test_a_folder_that_is_no_checkpoint_is_told_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    out = tmp_path / "o"
+    assert main(["eval", "run", str(bench(tmp_path)), "--model", BASE, "--out", str(out), option, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{option} {tmp_path}: ") and "--set" not in said and said.count("\n") == 1
