@@ -21,6 +21,7 @@ from supervisor.problems import InputError
 from supervisor.protocol.atomic import staged_directory
 from supervisor.protocol.manifest import digest_file, digest_tree, read_manifest
 from supervisor.protocol.paths import RunPaths
+from trainer.residual_file import half_problem
 
 CARD, RECORD = "README.md", "export.json"
 FILES = (
@@ -49,6 +50,8 @@ def export(run_dir: Path, out: Path, without_gate: str | None) -> Mapping[str, A
     if out.exists():
         raise InputError(f"{out} exists already and is never overwritten. Name a new folder.")
     run = trained(run_dir)
+    if problem := half_problem(run.checkpoint):
+        raise InputError(problem)
     states = gate_states(run)
     refused = [state for state in states if not state.passed]
     if refused and without_gate is None:

@@ -174,7 +174,7 @@ def run_attempt(
     reporter.enter(Phase.FINISHED)
     done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
     owed = trainer.evaluation_due(done["steps"])
-    over = evaluations.over if evaluations.standing.step == done["steps"] else None
+    over = trainer.ending or (evaluations.over if evaluations.standing.step == done["steps"] else None)
     return _parting(_report(planned, done, over, owed), reporter, ranks)
 
 

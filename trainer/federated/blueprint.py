@@ -12,11 +12,12 @@ from supervisor.problems import InputError
 from trainer.federated.packed import Blueprint
 
 
-def blueprint(train: Path) -> Blueprint:
-    """Raises InputError."""
+def blueprint(train: Path, *, whole: bool = False) -> Blueprint:
+    """``whole``: with all that goes into ``final/``, for which the base must be here. Raises InputError."""
     answer = subprocess.run(
-        [sys.executable, "-P", "-m", "trainer.federated.size", str(train)], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-P", "-m", "trainer.federated.size", str(train), *(["--whole"] if whole else [])],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     try:
         return msgspec.json.decode(answer.stdout, type=Blueprint)
     except msgspec.DecodeError:

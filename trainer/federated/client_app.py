@@ -37,10 +37,13 @@ def train(message: Message, context: Context) -> Message:
         return _refusal(message, f"the question is not understood: {error}")
     if (task.federation, asked.get("node")) != (node.federation, node.node):
         return _refusal(message, "the question is for another node")
-    broadcast = adapter(message.content)
-    if broadcast.shape != (task.layout.size,) or digest(broadcast) != task.broadcast:
-        return _refusal(message, "the broadcast is not the one that was announced")
     mailbox = Mailbox(folder / MAILBOX)
+    if task.over:
+        mailbox.put_end(task)
+        return Message(content({"over": "taken"}, None), reply_to=message)
+    broadcast = adapter(message.content)
+    if broadcast.shape != (task.broadcast_size,) or digest(broadcast) != task.broadcast:
+        return _refusal(message, "the broadcast is not the one that was announced")
     if mailbox.done(task.round, task.broadcast) is None:
         mailbox.put_task(task, broadcast)
     # Flower ends this process with its message; until then the trainer may be started anew and still answer.
@@ -52,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
     done, flat = found
     claim = Claim(
         node.federation, node.node, task.round, task.broadcast, task.layout.digest, done.digest, done.tokens,
-        done.steps, done.seconds,
+        done.steps, done.seconds, done.rows,
     )  # fmt: skip
     signature = sign(claim, read_delta_key(folder))
     return Message(content({"claim": msgspec.json.encode(claim), "signature": signature}, flat), reply_to=message)

@@ -20,8 +20,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from supervisor.protocol.atomic import write_atomic
 from trainer.federated.config import FederationSections
 from trainer.federated.deltas import Asked, delta_norm, fault, outliers, read_claim
-from trainer.federated.packed import Flat, Layout, digest, unpack
-from trainer.federated.rounds import Arrival, Owing, expired, is_over, outcome, to_ask, weights
+from trainer.federated.packed import Flat, Layout, digest, joined, parted, unpack
+from trainer.federated.rounds import (
+    Arrival,
+    Outcome,
+    Owing,
+    exact_outcome,
+    expired,
+    is_over,
+    outcome,
+    to_ask,
+    weights,
+)
 
 STATE_FILE = "state.json"
 STANDING = "standing"
@@ -29,6 +39,8 @@ BLUEPRINT_FILE = "blueprint.json"
 """In the coordinator's folder: where the standing of the rounds is kept, and what the adapter is."""
 NORMS_KEPT = 50
 POLL_SECONDS = 1.0
+TELL_AGAIN_SECONDS = 60.0
+"""A node that was told that all is over and says nothing is told again after this."""
 Key = tuple[str, int]
 """A delta: whose, and of which round."""
 
@@ -55,6 +67,9 @@ class Wire(Protocol):
     def collect(self, handles: Sequence[str]) -> Sequence[Answer]:
         """What has come so far for these questions; each answer comes once."""
 
+    def dismiss(self, node: str, rounds: int, seconds_valid: float) -> str:
+        """Tell it that the federation is over after so many rounds; a handle, under which it says that it knows."""
+
     def bytes_moved(self) -> int | None:
         """In both directions since the beginning; None when nobody counts."""
 
@@ -65,7 +80,7 @@ class WireError(Exception):
 
 class Record(msgspec.Struct, frozen=True):
     """One round, as it ended. ``counted``: label tokens by node; ``late``: of those, how many rounds late; ``refused``:
-    why, by node; ``missing``: asked and silent until the deadline."""
+    why, by node; ``missing``: asked and silent until the deadline; ``steps`` and ``rows`` of all that counted."""
 
     round: int
     seconds: float
@@ -76,10 +91,15 @@ class Record(msgspec.Struct, frozen=True):
     lost_share: float
     averaging_error: float
     bytes_moved: int | None
+    steps: int = 0
+    rows: int = 0
 
 
 class State(msgspec.Struct, frozen=True):
-    """``state.json``. ``round``: the one to be run next; its broadcast is the adapter of that number."""
+    """``state.json``. ``round``: the one to be run next; its broadcast is the adapter of that number.
+
+    ``mode``: of aggregation. ``told``: nodes that know that all rounds are done; ``parted``: no other is waited for.
+    """
 
     federation: str
     layout: Layout
@@ -87,28 +107,41 @@ class State(msgspec.Struct, frozen=True):
     norms: tuple[float, ...] = ()
     counted: frozenset[Key] = frozenset()
     records: tuple[Record, ...] = ()
+    mode: str = "product"
+    told: tuple[str, ...] = ()
+    parted: bool = False
 
     @property
     def tokens(self) -> int:
         return sum(sum(record.counted.values()) for record in self.records)
 
 
-def begin(folder: Path, federation: str, layout: Layout, seed: int) -> State:
+def begin(folder: Path, federation: str, layout: Layout, seed: int, mode: str = "product") -> State:
     """The state in ``folder``, or a fresh one with a broadcast that all nodes begin from.
 
-    Raises ValueError when the folder is another federation's, or its adapter another, OSError, msgspec.DecodeError.
+    Raises ValueError when the folder is another federation's, or its adapter or mode another, OSError,
+    msgspec.DecodeError.
     """
     path = folder / STATE_FILE
     if path.exists():
         state = msgspec.json.decode(path.read_bytes(), type=State)
         if (state.federation, state.layout) != (federation, layout):
             raise ValueError(f"{folder} belongs to {state.federation}, with an adapter of other layers or another rank")
+        if state.mode != mode:
+            raise ValueError(mode_problem(state, mode))
         return state
     folder.mkdir(parents=True, exist_ok=True)
     write_adapter(folder, 0, fresh_adapter(layout, seed))
-    state = State(federation, layout)
+    state = State(federation, layout, mode=mode)
     write_state(folder, state)
     return state
+
+
+def mode_problem(state: State, mode: str) -> str:
+    return (
+        f"{state.federation} has begun with aggregation.mode {state.mode}, and its file says {mode}; the frozen "
+        f"adapter of exact belongs to all rounds or to none. Set it back to {state.mode}"
+    )
 
 
 def fresh_adapter(layout: Layout, seed: int) -> Flat:
@@ -127,7 +160,7 @@ def lock_path(folder: Path) -> Path:
 
 
 def adapter_path(folder: Path, number: int) -> Path:
-    """The adapter with which round ``number`` begins."""
+    """The broadcast with which round ``number`` begins."""
     return folder / f"adapter-{number:05d}.npy"
 
 
@@ -177,7 +210,8 @@ class Coordinator:
         while True:
             self._forget()
             done = [*((arrival.node, arrival.round) for arrival in arrivals), *refused]
-            self._ask(state.layout, number, broadcast, [node for node, of in done if of == number])
+            until = began + rounds.deadline_seconds
+            self._ask(state.layout, number, broadcast, [node for node, of in done if of == number], until)
             for arrival in self._collect(state, refused):
                 arrivals.append(arrival)
             fresh = [arrival for arrival in arrivals if arrival.round == number]
@@ -196,11 +230,14 @@ class Coordinator:
             self.say(f"{self._owing[handle].node} is not waited for any longer")
             del self._owing[handle]
 
-    def _ask(self, layout: Layout, number: int, broadcast: Flat, done: Sequence[str]) -> None:
+    def _ask(self, layout: Layout, number: int, broadcast: Flat, done: Sequence[str], until: float) -> None:
+        """``until``: the round's end by the clock; nobody is asked after it."""
         rounds = self.sections.rounds
         try:
             online = [node for node in self.wire.online() if node in self.keys]
             for node in to_ask(online, self._owing.values(), done):
+                if self.clock() >= until:
+                    break
                 asked = Asked(self.sections.name, node, number, digest(broadcast), layout)
                 valid = float(rounds.deadline_seconds * (1 + rounds.late_rounds))
                 handle = self.wire.ask(node, asked, broadcast, valid)
@@ -238,16 +275,59 @@ class Coordinator:
             asked = Asked(self.sections.name, owing.node, owing.round, began, state.layout)
             why = fault(claim, answer.signature, answer.adapter, asked, self.keys[owing.node]) or ""
             if not why:
-                return Arrival(owing.node, owing.round, claim.tokens, answer.adapter)
+                return Arrival(
+                    owing.node, owing.round, claim.tokens, answer.adapter, steps=claim.steps, rows=claim.rows
+                )
         refused[owing.node, owing.round] = why
         self.say(f"the delta of {owing.node} for round {owing.round} does not count: {why}")
         return None
+
+    def part(self, state: State, stop: Callable[[], bool] = lambda: False) -> State:
+        """Tell the nodes that all rounds are done: those that are there, and those that come back within a deadline.
+
+        Call it after the last round. One that says nothing is told again. Raises OSError.
+        """
+        began = self.clock()
+        pending: dict[str, Owing] = {}
+        while not stop() and not state.parted:
+            patience = began + self.sections.rounds.deadline_seconds - self.clock()
+            if patience <= 0 or set(state.told) >= set(self.keys):
+                state = msgspec.structs.replace(state, parted=True)
+                write_state(self.folder, state)
+                away = sorted(set(self.keys) - set(state.told))
+                self.say(f"not told that it is over: {', '.join(away)}" if away else "all nodes know that it is over")
+                break
+            try:
+                known = self._tell(state, pending)
+            except WireError as error:
+                self.say(f"nodes cannot be told just now: {error}")
+                known = []
+            if known:
+                state = msgspec.structs.replace(state, told=tuple(sorted({*state.told, *known})))
+                write_state(self.folder, state)
+                continue
+            self.sleep(min(POLL_SECONDS, max(0.0, patience)))
+        return state
+
+    def _tell(self, state: State, pending: dict[str, Owing]) -> list[str]:
+        """Who has said since that it knows. ``pending``: whom that is asked of, by handle. Raises WireError."""
+        now = self.clock()
+        waited_for = {each.node for each in pending.values() if now - each.since < TELL_AGAIN_SECONDS}
+        for node in self.wire.online():
+            if node in self.keys and node not in state.told and node not in waited_for:
+                handle = self.wire.dismiss(node, state.round, float(self.sections.rounds.deadline_seconds))
+                pending[handle] = Owing(node, state.round, now)
+        answers = self.wire.collect(list(pending)) if pending else []
+        told = [(pending.pop(answer.handle), answer) for answer in answers if answer.handle in pending]
+        return [owing.node for owing, answer in told if not answer.failed]
 
     def _end(
         self, state: State, broadcast: Flat, arrivals: list[Arrival], refused: dict[Key, str], seconds: float
     ) -> State:
         rounds, number, layout = self.sections.rounds, state.round, state.layout
-        began = {arrival.round: read_adapter(self.folder, arrival.round) for arrival in arrivals}
+        began = {
+            arrival.round: parted(layout, read_adapter(self.folder, arrival.round))[0] for arrival in arrivals
+        }
         norms = {
             (arrival.node, arrival.round): delta_norm(layout, self.scale, began[arrival.round], arrival.adapter)
             for arrival in arrivals
@@ -257,32 +337,50 @@ class Coordinator:
             self.say(f"the delta of {node} for round {of} does not count: {why}")
         counting = [arrival for arrival in arrivals if (arrival.node, arrival.round) not in refused]
         shares = weights(counting, number, rounds.late_factor, rounds.late_rounds)
-        adapter, lost_share, averaging = broadcast, 0.0, 0.0
-        if shares:
-            after = outcome(layout, {**began, number: broadcast}, number, counting, shares)
-            adapter, lost_share, averaging = after.adapter, after.lost_share, after.averaging_error
+        after = self._outcome(layout, broadcast, began, number, counting, shares)
         counted: dict[str, int] = {}
-        for arrival in counting:
-            if (arrival.node, arrival.round) in shares:  # a node may have a late delta and one that is in time
-                counted[arrival.node] = counted.get(arrival.node, 0) + arrival.tokens
+        taken = [arrival for arrival in counting if (arrival.node, arrival.round) in shares]
+        for arrival in taken:  # a node may have a late delta and one that is in time
+            counted[arrival.node] = counted.get(arrival.node, 0) + arrival.tokens
         record = Record(
             number, round(seconds, 3), counted,
             {a.node: number - a.round for a in counting if a.round < number},
             {node: why for (node, _), why in refused.items()},
             tuple(sorted(owing.node for owing in self._owing.values() if owing.round == number)),
-            lost_share, averaging, self.wire.bytes_moved(),
+            after.lost_share, after.averaging_error, self.wire.bytes_moved(),
+            sum(arrival.steps for arrival in taken), sum(arrival.rows for arrival in taken),
         )  # fmt: skip
-        write_adapter(self.folder, number + 1, adapter)
+        write_adapter(self.folder, number + 1, joined(after.adapter, after.frozen))
         after_it = State(
             state.federation, layout, number + 1,
             (*state.norms, *(norms[key] for key in shares))[-NORMS_KEPT:],
-            state.counted | frozenset(shares), (*state.records, record),
+            state.counted | frozenset(shares), (*state.records, record), state.mode,
         )  # fmt: skip
         write_state(self.folder, after_it)
         adapter_path(self.folder, number - rounds.late_rounds).unlink(missing_ok=True)
         self.say(
             f"round {number} of {rounds.count}: {sum(counted.values())} tokens of {len(counted)} nodes; "
-            f"{lost_share:.2%} of the energy had no room in the rank, averaging factors would have been "
-            f"{averaging:.2%} off"
+            f"{after.lost_share:.2%} of the energy had no room in the rank, averaging factors would have been "
+            f"{after.averaging_error:.2%} off"
         )
         return after_it
+
+    def _outcome(
+        self,
+        layout: Layout,
+        broadcast: Flat,
+        began: Mapping[int, Flat],
+        number: int,
+        counting: Sequence[Arrival],
+        shares: Mapping[Key, float],
+    ) -> Outcome:
+        """What the next round begins from; without any share that is what this one began from."""
+        adapter, frozen_layout, frozen = parted(layout, broadcast)
+        if not shares:
+            return Outcome(adapter, 0.0, 0.0, frozen)
+        begun, aggregation = {**began, number: adapter}, self.sections.aggregation
+        if aggregation.mode == "product":
+            return outcome(layout, begun, number, counting, shares)
+        return exact_outcome(
+            layout, begun, number, counting, shares, (frozen_layout, frozen), aggregation.residual_rank
+        )

@@ -26,7 +26,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node says of the adapter that it hands in, and signs.
 
     ``round``: whose broadcast it began from, ``began_from`` the digest of that broadcast. ``digest``: of the array.
-    ``tokens``: label tokens trained on in this round. ``seconds``: of training.
+    ``tokens``: label tokens trained on in this round, ``rows``: their rows. ``seconds``: of training.
     """
 
     federation: str
@@ -38,6 +38,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int
     steps: int
     seconds: float
+    rows: int = 0
 
 
 def sign(claim: Claim, key: Ed25519PrivateKey) -> bytes:
@@ -92,6 +93,8 @@ def fault(claim: Claim, signature: bytes, flat: Flat, asked: Asked, key: Ed25519
         return "it has values that are not finite"
     if claim.tokens <= 0 or not (math.isfinite(claim.seconds) and claim.seconds >= 0):
         return f"it claims {claim.tokens} tokens in {claim.seconds} seconds"
+    if min(claim.steps, claim.rows) < 0:
+        return f"it claims {claim.steps} steps and {claim.rows} rows"
     return None
 
 

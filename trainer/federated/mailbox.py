@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from supervisor.protocol.atomic import write_atomic
-from trainer.federated.packed import Flat, Layout, digest
+from trainer.federated.packed import Flat, Layout, digest, of_rank
 
 TASK_FILE = "task.json"
 KEPT = 3
@@ -24,7 +24,10 @@ KEPT = 3
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``task.json``: train from the broadcast of ``round`` (``broadcast``: its digest) for ``train_seconds``.
 
-    ``over``: the federation has come to its end, the trainer ends as well; the rest is then of no account.
+    ``over``: the federation has come to its end after ``round`` rounds, the trainer ends as well; the rest is of no
+    account then. ``frozen_rank``: of the second adapter in the broadcast, which is computed with and not trained;
+    ``frozen_room``: the rank that it may grow to, 0 where there is none. ``template``: the hash of what all nodes
+    render conversations with, empty where it is not known.
     """
 
     federation: str
@@ -34,10 +37,19 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train_seconds: int
     warmup_steps: int
     over: bool = False
+    frozen_rank: int = 0
+    frozen_room: int = 0
+    template: str = ""
+
+    @property
+    def broadcast_size(self) -> int:
+        """Numbers in the broadcast."""
+        return self.layout.size + of_rank(self.layout, self.frozen_rank).size
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``done-ROUND.json``: what the trainer did for a task; its adapter lies beside it, with ``digest``."""
+    """``done-ROUND.json``: what the trainer did for a task; its adapter (the one that is trained) lies beside it, with
+    ``digest``."""
 
     round: int
     broadcast: str
@@ -45,6 +57,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int
     steps: int
     seconds: float
+    rows: int = 0
 
 
 class Mailbox:
@@ -61,6 +74,10 @@ class Mailbox:
         for stale in sorted(self.folder.glob("broadcast-*.npy")):
             if stale.name != f"broadcast-{task.round}.npy":
                 stale.unlink(missing_ok=True)
+
+    def put_end(self, task: Task) -> None:
+        """A task that is ``over``."""
+        write_atomic(self.folder / TASK_FILE, msgspec.json.encode(task))
 
     def task(self) -> Task | None:
         """None while there is none."""

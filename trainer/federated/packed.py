@@ -45,12 +45,27 @@ class Layout(msgspec.Struct, frozen=True):
 
 class Blueprint(msgspec.Struct, frozen=True):
     """What is one for all nodes: the adapter's layout, its ``scale`` (lora_alpha / r), the seed of its beginning
-    and what PEFT's adapter_config.json says of it."""
+    and what PEFT's adapter_config.json says of it.
+
+    Beyond that, what goes beside the adapter in ``final/``: ``template`` (template.json) and ``chat_template``, the
+    ``identity`` and ``versions`` of its manifest, and ``run``, the training as a run's run.yaml. Empty where only the
+    adapter was asked for.
+    """
 
     layout: Layout
     scale: float
     seed: int
     adapter_config: dict[str, Any] = {}
+    template: dict[str, Any] = {}
+    chat_template: str = ""
+    identity: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    run: dict[str, Any] = {}
+
+    @property
+    def template_hash(self) -> str:
+        """Empty where it is not known."""
+        return str(self.template.get("template_hash", ""))
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,50 @@ def named(layout: Layout, flat: Flat) -> dict[str, NDArray[np.float32]]:
         tensors[layer.name + A_SUFFIX] = factors.a
         tensors[layer.name + B_SUFFIX] = factors.b
     return tensors
+
+
+def of_rank(layout: Layout, rank: int) -> Layout:
+    """The same layers with factors of another rank; 0: no numbers at all."""
+    return Layout(rank, layout.layers)
+
+
+def joined(adapter: Flat, frozen: Flat) -> Flat:
+    """A broadcast: the adapter that is trained and, behind it, the frozen one of the same layers."""
+    return np.concatenate([adapter, frozen])
+
+
+def parted(layout: Layout, broadcast: Flat) -> tuple[Flat, Layout, Flat]:
+    """The adapter that is trained, and layout and numbers of the frozen one, whose rank is told by how many there are.
+
+    Raises NotAnAdapterError when the broadcast is no two adapters of these layers.
+    """
+    rank, rest = divmod(broadcast.size - layout.size, of_rank(layout, 1).size)
+    if rank < 0 or rest:
+        raise NotAnAdapterError(f"a broadcast of {broadcast.size} numbers is no adapter of these layers")
+    return broadcast[: layout.size], of_rank(layout, rank), broadcast[layout.size :]
+
+
+def padded(layout: Layout, flat: Flat, rank: int) -> Flat:
+    """The same products by factors of ``rank``: with zeros behind. Raises ValueError when they are more already."""
+    if rank < layout.rank:
+        raise ValueError(f"factors of rank {layout.rank} do not go into rank {rank}")
+    wide = of_rank(layout, rank)
+    found = np.zeros(wide.size, np.float32)
+    for new, old in zip(unpack(wide, found), unpack(layout, flat), strict=True):
+        new.a[: layout.rank] = old.a
+        new.b[:, : layout.rank] = old.b
+    return found
+
+
+def side_by_side(layout: Layout, flat: Flat, other_layout: Layout, other: Flat) -> tuple[Layout, Flat]:
+    """One adapter whose products are the sums of both: the ranks one after the other."""
+    whole = of_rank(layout, layout.rank + other_layout.rank)
+    found = np.empty(whole.size, np.float32)
+    parts = zip(unpack(whole, found), unpack(layout, flat), unpack(other_layout, other), strict=True)
+    for new, first, second in parts:
+        np.concatenate([first.a, second.a], 0, out=new.a)
+        np.concatenate([first.b, second.b], 1, out=new.b)
+    return whole, found
 
 
 def digest(flat: Flat) -> str:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.floating]
 Exactly = NDArray[np.float64]
+NEGLIGIBLE = 1e-9
+"""Of a norm: what is smaller is rounding of float64 sums, and takes up no rank."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,13 @@ def exact_round(terms: Sequence[Term], frozen: Sequence[Term], cap: int) -> Exac
     """
     b, a = mean_factors(terms)
     missing = [*frozen, *residual(terms)]
-    m, n = b.shape[0], a.shape[1]
-    room = min(cap, m, n, sum(term.a.shape[0] for term in missing))
-    return Exact(b, a, refactor(missing, room))
+    return Exact(b, a, refactor(missing, min(cap, directions(missing, norm([*terms, *frozen])))))
+
+
+def directions(terms: Sequence[Term], beside: float) -> int:
+    """How many directions the sum has that are more than rounding beside a norm of ``beside``."""
+    values = np.linalg.svd(_core(terms).middle, compute_uv=False)
+    return int((values > NEGLIGIBLE * beside).sum())
 
 
 def _core(terms: Sequence[Term]) -> _Core:

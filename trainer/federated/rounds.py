@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.federated.packed import A_SUFFIX, B_SUFFIX, Flat, Layout, pack, unpack
-from trainer.federated.products import Term, averaging_error, refactor
+from trainer.federated.packed import A_SUFFIX, B_SUFFIX, Flat, Layout, of_rank, pack, unpack
+from trainer.federated.products import Exact, Exactly, Term, averaging_error, exact_round, norm, refactor, residual
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A delta that is fit to count: of ``node``, trained from the broadcast of ``round`` on ``tokens`` label tokens."""
+    """A delta that is fit to count: of ``node``, trained from the broadcast of ``round`` on ``tokens`` label tokens, in
+    so many optimiser ``steps`` over so many ``rows``."""
 
     node: str
     round: int
     tokens: int
     adapter: Flat
+    steps: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,13 @@ def weights(
 @dataclass(frozen=True)
 class Outcome:
     """The adapter after a round. ``lost_share`` of the sum's energy, ``averaging_error``: what plain averaging of the
-    factors would have been off by, as a share of the sum's norm; both over all layers."""
+    factors would have been off by, as a share of the sum's norm; both over all layers. ``frozen``: the adapter that
+    goes with it in exact mode, of the same layers."""
 
     adapter: Flat
     lost_share: float
     averaging_error: float
+    frozen: Flat = field(default_factory=lambda: np.empty(0, np.float32))
 
 
 def outcome(
@@ -89,25 +94,12 @@ def outcome(
 ) -> Outcome:
     """The products' mean, re-factored: W + sum of share x (product handed in - product begun from), layer by layer.
 
-    ``broadcasts``: what each round began from, by round; W is that of ``current``. For deltas that are in time this is
-    the weighted mean of the products.
+    ``broadcasts``: the adapters that were trained from in each round, by round; W is that of ``current``. For deltas
+    that are in time this is the weighted mean of the products.
     """
-    coefficients: dict[int, float] = {current: 1.0}
-    counted: dict[tuple[str, int], Arrival] = {}
-    for arrival in arrivals:
-        key = (arrival.node, arrival.round)
-        if key in shares and key not in counted:
-            counted[key] = arrival
-            coefficients[arrival.round] = coefficients.get(arrival.round, 0.0) - shares[key]
-    begun = {number: unpack(layout, broadcasts[number]) for number, share in coefficients.items() if abs(share) > 1e-12}
-    handed_in = {key: unpack(layout, arrival.adapter) for key, arrival in counted.items()}
     kept = lost = wrong = 0.0
     tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.floating]]] = {}
-    for index, layer in enumerate(layout.layers):
-        terms = [
-            *(Term(shares[key], parts[index].b, parts[index].a) for key, parts in handed_in.items()),
-            *(Term(coefficients[number], parts[index].b, parts[index].a) for number, parts in begun.items()),
-        ]
+    for layer, terms in zip(layout.layers, _terms(layout, broadcasts, current, arrivals, shares), strict=True):
         found = refactor(terms, layout.rank)
         energy = found.kept + found.lost
         kept, lost = kept + found.kept, lost + found.lost
@@ -117,3 +109,68 @@ def outcome(
     return Outcome(
         pack(layout, tensors), lost / whole if whole > 0 else 0.0, math.sqrt(wrong / whole) if whole > 0 else 0.0
     )
+
+
+def exact_outcome(
+    layout: Layout,
+    broadcasts: Mapping[int, Flat],
+    current: int,
+    arrivals: Sequence[Arrival],
+    shares: Mapping[tuple[str, int], float],
+    frozen: tuple[Layout, Flat],
+    cap: int,
+) -> Outcome:
+    """The same sum as :func:`outcome`, as mean factors and a frozen adapter of rank ``cap`` at most (FedEx-LoRA).
+
+    ``frozen``: that of round ``current``. A late delta began beside another frozen adapter, which was as much a part of
+    where it began as of where it ended, so its difference is the same.
+    """
+    rounds: list[Exact] = []
+    lost = whole = wrong = 0.0
+    held = unpack(*frozen)
+    for terms, part in zip(_terms(layout, broadcasts, current, arrivals, shares), held, strict=True):
+        before = [Term(1.0, part.b, part.a)]
+        found = exact_round(terms, before, cap)
+        rounds.append(found)
+        lost += found.frozen.lost
+        whole += norm([*terms, *before]) ** 2
+        wrong += norm(residual(terms)) ** 2
+    wide = of_rank(layout, max(found.frozen.a.shape[0] for found in rounds))
+    adapter, rest = np.empty(layout.size, np.float32), np.empty(wide.size, np.float32)
+    for new, behind, found in zip(unpack(layout, adapter), unpack(wide, rest), rounds, strict=True):
+        new.a[:], new.b[:] = found.a, found.b
+        behind.a[:], behind.b[:] = _widened(found, wide.rank)
+    return Outcome(
+        adapter, lost / whole if whole > 0 else 0.0, math.sqrt(wrong / whole) if whole > 0 else 0.0, rest
+    )
+
+
+def _widened(found: Exact, rank: int) -> tuple[Exactly, Exactly]:
+    missing = rank - found.frozen.a.shape[0]
+    return np.pad(found.frozen.a, ((0, missing), (0, 0))), np.pad(found.frozen.b, ((0, 0), (0, missing)))
+
+
+def _terms(
+    layout: Layout,
+    broadcasts: Mapping[int, Flat],
+    current: int,
+    arrivals: Sequence[Arrival],
+    shares: Mapping[tuple[str, int], float],
+) -> list[list[Term]]:
+    """Layer by layer, the products whose sum is W + sum of share x (handed in - begun from)."""
+    coefficients: dict[int, float] = {current: 1.0}
+    counted: dict[tuple[str, int], Arrival] = {}
+    for arrival in arrivals:
+        key = (arrival.node, arrival.round)
+        if key in shares and key not in counted:
+            counted[key] = arrival
+            coefficients[arrival.round] = coefficients.get(arrival.round, 0.0) - shares[key]
+    begun = {number: unpack(layout, broadcasts[number]) for number, share in coefficients.items() if abs(share) > 1e-12}
+    handed_in = {key: unpack(layout, arrival.adapter) for key, arrival in counted.items()}
+    return [
+        [
+            *(Term(shares[key], parts[index].b, parts[index].a) for key, parts in handed_in.items()),
+            *(Term(coefficients[number], parts[index].b, parts[index].a) for number, parts in begun.items()),
+        ]
+        for index in range(len(layout.layers))
+    ]

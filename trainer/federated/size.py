@@ -1,11 +1,17 @@
-"""``python -m trainer.federated.size TRAIN.yaml``: what its adapter is, found on tensors without data, as JSON."""
+"""``python -m trainer.federated.size TRAIN.yaml [--whole]``: what its adapter is, found without data, as JSON.
+
+``--whole``: with all that goes beside the adapter in ``final/``, for which the base's tokenizer must be here.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.config import SftSections
 
 
 def main() -> int:
@@ -25,6 +31,7 @@ def main() -> int:
         sections, _ = read_effective(path)
         base = absolute_base(sections.model.base, path.resolve().parent)
         config = full_config(find_shape(base, sections.model.revision).config)
+        whole = _whole(path, sections) if "--whole" in sys.argv[2:] else {}
     except (UnknownShapeError, ConfigurationError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -37,10 +44,42 @@ def main() -> int:
     }
     lora = sections.model.lora
     peft = model.peft_config["default"]
-    peft.base_model_name_or_path = base
-    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed, _plain(peft))
+    peft.base_model_name_or_path = whole.pop("reference", base)
+    found = Blueprint(layout_of(shapes), lora.lora_alpha / lora.r, sections.train.seed, _plain(peft), **whole)
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
+
+
+def _whole(path: Path, given: SftSections) -> dict[str, Any]:
+    """Fields of Blueprint, and ``reference``: what PEFT loads the base by. Raises ConfigurationError."""
+    from ruamel.yaml import YAML
+
+    from trainer.base_model import load_tokenizer, locate
+    from trainer.checkpoint import library_versions
+    from trainer.job import SFT
+    from trainer.run import make_renderer
+
+    folder = path.resolve().parent
+    sections = SFT.resolve(given, folder)
+    base = locate(sections.model.base, sections.model.revision)
+    renderer = make_renderer(sections, base, load_tokenizer(base))
+    model, lora = sections.model, sections.model.lora
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else ",".join(sorted(lora.target_modules))
+    gates = YAML(typ="safe", pure=True).load(path).get("gates") or []
+    parts = sections.model_dump(mode="json", include={"device", "model", "train"})
+    return {
+        "template": renderer.describe(),
+        "chat_template": renderer.chat_template,
+        "identity": {
+            "base": f"{base.name}@{base.revision}",
+            "template": renderer.template_hash[:16],
+            "adapter": f"alpha / rank {lora.lora_alpha / lora.r:g}, dropout {lora.lora_dropout:g}, targets {targets}",
+            "precision": f"{model.quantization}, double_quant {model.double_quant}, dtype {model.dtype}",
+        },
+        "versions": library_versions(),
+        "run": {"kind": "sft", **parts, "gates": [str((folder / Path(gate).expanduser()).resolve()) for gate in gates]},
+        "reference": base.reference,
+    }
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Between two steps it takes the newest task from its mailbox, begins from that broadcast with fresh moments and a short
 warm-up, trains for the task's seconds, hands in what it has, and waits. All else is as in any training: supervised,
-snapshotted, resumed. One that is killed in the middle of a round begins that round anew.
+snapshotted, resumed. One that is killed in the middle of a round begins that round anew. Told that the federation is
+over, it ends as completed, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,36 +17,40 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
 from trainer.federated.mailbox import Done, Mailbox, Task
-from trainer.federated.packed import digest, layout_of, named, pack
+from trainer.federated.packed import Flat, Layout, digest, layout_of, named, of_rank, pack, padded, parted
+from trainer.frozen_adapter import put_frozen
+from trainer.moments import reset_moments
 
 if TYPE_CHECKING:
     from trainer.sft import SupervisedSFTTrainer
 
 POLL_SECONDS = 0.5
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class FederatedRounds(TrainerCallback):  # type: ignore[misc]
-    """Raises ConfigurationError for an optimiser whose moments cannot be set back."""
+    """Raises ConfigurationError for a training in several processes: each would take its own way through the rounds."""
 
     def __init__(self, trainer: SupervisedSFTTrainer, mailbox: Mailbox) -> None:
-        if trainer.sections.train.optim != "adamw_torch":
+        if trainer.ranks.size > 1:
             raise ConfigurationError(
-                "federated: the moments of 8-bit optimisers cannot be set back between rounds. Set train.optim to "
-                "adamw_torch."
+                "federated: a box takes part with one process, and launch.processes says more. Set it to 1; further "
+                "cards of this box can take part as nodes of their own."
             )
         self.trainer = trainer
         self.reporter = trainer.reporter
         self.mailbox = mailbox
         self._task: Task | None = None
         self._began = 0.0
-        self._tokens_before = 0
+        self._tokens_before = self._rows_before = 0
         self._first_step = 0
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         newest = self.mailbox.task()
+        if newest is not None and newest.over:
+            self._leave(newest)
+            return
         if self._task is not None:
             if newest is not None and newest != self._task:
                 self.reporter.event("federated", f"round {self._task.round} is left for round {newest.round}")
@@ -55,6 +60,9 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
                 self._task = None
         if self._task is None:
             self._task = self._next_task()
+            if self._task is not None and self._task.over:
+                self._leave(self._task)
+                return
             if self._task is not None:
                 self._begin(self._task, state.global_step)
         self._warm_up(state.global_step)
@@ -64,11 +72,18 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         self.reporter.event("federated", "waiting for a round")
         while not self.reporter.stop_requested:
             task = self.mailbox.task()
-            if task is not None and not task.over and self.mailbox.done(task.round, task.broadcast) is None:
+            if task is not None and (task.over or self.mailbox.done(task.round, task.broadcast) is None):
                 return task
             self.reporter.beat()
             time.sleep(POLL_SECONDS)
         return None
+
+    def _leave(self, task: Task) -> None:
+        """The step that is under way is the last, and changes nothing."""
+        self._task = None
+        self.trainer.ending = f"the federation is over after {task.round} rounds"
+        for group in self.trainer.optimizer.param_groups:
+            group["lr"] = 0.0
 
     def _begin(self, task: Task, step: int) -> None:
         trainer = self.trainer
@@ -81,14 +96,21 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
                 f"the federation's adapter has rank {task.layout.rank} and {len(task.layout.layers)} layers, this "
                 f"training's rank {ours.rank} and {len(ours.layers)}. Use the federation's base and model.lora."
             )
-        tensors = named(task.layout, self.mailbox.broadcast(task))
-        set_peft_model_state_dict(model, {name: torch.from_numpy(array.copy()) for name, array in tensors.items()})
-        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        for moments in optimizer.state.values():
-            for name in MOMENTS:
-                moments[name].zero_()
+        ours_template = str(trainer.provenance.template["template_hash"])
+        if task.template not in ("", ours_template):
+            raise CheckpointIncompatibleError(
+                f"the federation renders conversations with the template {task.template[:16]}, this training with "
+                f"{ours_template[:16]}, so its adapter would be for other prompts. Use the federation's base, "
+                "model.chat_template, model.chat_template_kwargs and data.system_prompt_file."
+            )
+        adapter, frozen_layout, frozen = parted(task.layout, self.mailbox.broadcast(task))
+        set_peft_model_state_dict(model, _tensors(task.layout, adapter))
+        if task.frozen_room:
+            room = of_rank(task.layout, task.frozen_room)
+            put_frozen(model, _tensors(room, padded(frozen_layout, frozen, room.rank)))
+        reset_moments(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
         self._began = time.monotonic()
-        self._tokens_before = trainer.tokens_done
+        self._tokens_before, self._rows_before = trainer.tokens_done, trainer.rows_done
         self._first_step = step
         self.reporter.event("federated", f"round {task.round} begins, {task.train_seconds} seconds", round=task.round)
 
@@ -96,7 +118,9 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         flat = pack(task.layout, _adapter(self.trainer.accelerator.unwrap_model(self.trainer.model)))
         seconds = time.monotonic() - self._began
         tokens, steps = self.trainer.tokens_done - self._tokens_before, step - self._first_step
-        self.mailbox.put_done(Done(task.round, task.broadcast, digest(flat), tokens, steps, round(seconds, 3)), flat)
+        rows = self.trainer.rows_done - self._rows_before
+        done = Done(task.round, task.broadcast, digest(flat), tokens, steps, round(seconds, 3), rows)
+        self.mailbox.put_done(done, flat)
         self.reporter.event(
             "federated", f"round {task.round} is done: {steps} steps, {tokens} tokens in {seconds:.0f} seconds",
             round=task.round, steps=steps, tokens=tokens,
@@ -109,6 +133,11 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         scheduled = self.trainer.lr_scheduler.get_last_lr()
         for group, rate in zip(self.trainer.optimizer.param_groups, scheduled, strict=True):
             group["lr"] = rate * share
+
+
+def _tensors(layout: Layout, flat: Flat) -> dict[str, torch.Tensor]:
+    """Copies, under the names of adapter_model.safetensors."""
+    return {name: torch.from_numpy(array.copy()) for name, array in named(layout, flat).items()}
 
 
 def _adapter(model: torch.nn.Module) -> dict[str, Any]:
