@@ -16,7 +16,11 @@ from trainer.federated.identity import AUTHORITY, COORDINATOR, FLEET_KEY, FLEET_
 VENV_VARIABLE = "MENS_FLOWER_VENV"
 """The environment with Flower in it, where that isn't this program's own."""
 VERSION = "1.42"
+HOME_VARIABLE = "FLWR_HOME"
+"""Where Flower keeps what it keeps; all of its processes have it in their environment."""
 CONNECTION = "lan"
+COMMAND_SECONDS = 600
+"""For one command of Flower's, which starts slowly on a crowded machine."""
 APP = """[project]
 name = "federated-lora"
 version = "1.0.0"
@@ -52,7 +56,7 @@ def environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     return {
         **kept,
-        "FLWR_HOME": str(folder),
+        HOME_VARIABLE: str(folder),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PATH": f"{programs()}:{kept.get('PATH', os.defpath)}",
@@ -106,9 +110,12 @@ def submit(root: Path) -> str | None:
 
 
 def _flwr(root: Path, arguments: list[str]) -> str | None:
-    answer = subprocess.run(
-        [str(programs() / "flwr"), *arguments], env=environment(root / COORDINATOR / "flower", {}), check=False,
-        capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    try:
+        answer = subprocess.run(
+            [str(programs() / "flwr"), *arguments], env=environment(root / COORDINATOR / "flower", {}), check=False,
+            capture_output=True, text=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"the SuperLink has not answered for {COMMAND_SECONDS} seconds"
     said = " ".join(f"{answer.stdout} {answer.stderr}".split())
     return None if answer.returncode == 0 else said[-500:] or f"exit code {answer.returncode}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import ssl
@@ -23,16 +22,30 @@ from supervisor.protocol.lock import lock_holder
 from trainer.federated import flower
 from trainer.federated.blueprint import blueprint
 from trainer.federated.config import FederationSections, load_federation
-from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, STATE_FILE, State, lock_path, read_adapter
+from trainer.federated.coordinator import (
+    BLUEPRINT_FILE,
+    STANDING,
+    STATE_FILE,
+    State,
+    lock_path,
+    mode_problem,
+    read_adapter,
+    write_state,
+)
+from trainer.federated.final import write_final
 from trainer.federated.front import Front
 from trainer.federated.identity import AUTHORITY, COORDINATOR, FRONT
-from trainer.federated.packed import Blueprint, named
+from trainer.federated.leftovers import alone, end_marked
+from trainer.federated.packed import Blueprint
 
 FILE_VARIABLE = "MENS_FEDERATION"
 HEALTHY_SECONDS = 180.0
+END_SECONDS = 15.0
 RESUBMIT_SECONDS = 60.0
 """A submitted run takes so long to begin at most; after that it is taken for dead and submitted anew."""
 KNOWN_KEY = "already in use"
+PARTING_DEADLINES = 3
+"""Of rounds: the nodes are told that it is over within one, and no longer than these is waited for that."""
 
 
 class Stop:
@@ -48,7 +61,9 @@ class Stop:
 
 
 def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
-    """Until all rounds are done (0) or asked to stop (1). ``inner_port``: the SuperLink's, on loopback.
+    """Until all rounds are done and the nodes know it, or are not waited for any longer (0), or asked to stop (1).
+
+    ``inner_port``: the SuperLink's, on loopback. Started again after the end it tells those that do not know it yet.
 
     Raises InputError, OSError.
     """
@@ -56,10 +71,27 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
     root = file.resolve().parent
     if not (root / COORDINATOR / AUTHORITY).is_file():
         raise InputError(f"{root / COORDINATOR}: no keys there; make the federation by mens-sup federate init.")
-    if sections.aggregation.mode == "exact":
-        raise InputError(f"{file}: aggregation.mode: exact cannot be trained with yet; use product.")
+    state = read_state(root)
+    if state is not None and state.mode != sections.aggregation.mode:
+        raise InputError(f"{file}: {mode_problem(state, sections.aggregation.mode)}.")
     flower.programs()
+    with alone(root / COORDINATOR / "serve.lock", f"{file}: this federation's coordinator"):
+        left = end_marked(flower.HOME_VARIABLE, str(root / COORDINATOR / "flower"), END_SECONDS)
+        if left:
+            say(f"{left} processes of a coordinator that was killed were ended")
+        return _serve(file, root, sections, inner_port, say)
+
+
+def _serve(file: Path, root: Path, sections: FederationSections, inner_port: int, say: Callable[[str], None]) -> int:
+    """While nobody else does."""
     plan = _blueprint(root, sections)
+    state = read_state(root)
+    if state is not None and state.round >= sections.rounds.count:
+        say(f"all {state.round} rounds are done: {_export(root, plan, state)}")
+        if set(state.told) >= set(sections.nodes):
+            return 0
+        if state.parted and not _coordinator_lives(root):
+            write_state(root / COORDINATOR / STANDING, msgspec.structs.replace(state, parted=False))
     flower.connect(root, inner_port)
     stop = Stop()
     keys = root / COORDINATOR
@@ -73,7 +105,7 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
     threading.Thread(target=front.serve_forever, daemon=True).start()
     say(f"serving {sections.name} on port {sections.port}")
     link: subprocess.Popen[bytes] | None = None
-    submitted = 0.0
+    submitted, done_since = 0.0, 0.0
     try:
         while not stop.asked:
             if link is None or link.poll() is not None:
@@ -84,9 +116,14 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
                 submitted = 0.0
             state = read_state(root)
             if state is not None and state.round >= sections.rounds.count:
-                export(root, plan, state)
-                say(f"all {state.round} rounds are done: {root / 'final'}")
-                return 0
+                if not done_since:
+                    done_since = time.monotonic()
+                    say(f"all {state.round} rounds are done: {_export(root, plan, state)}")
+                longest = PARTING_DEADLINES * sections.rounds.deadline_seconds
+                if state.parted or time.monotonic() - done_since > longest:
+                    if away := sorted(set(sections.nodes) - set(state.told)):
+                        say(f"{', '.join(away)} cannot be told that it is over; start serve again when they are back")
+                    return 0
             if not _coordinator_lives(root) and time.monotonic() - submitted > RESUBMIT_SECONDS:
                 why = flower.submit(root)
                 say("the rounds are submitted" if why is None else f"the rounds cannot be submitted just now: {why}")
@@ -108,22 +145,17 @@ def read_state(root: Path) -> State | None:
         return None
 
 
-def export(root: Path, plan: Blueprint, state: State) -> None:
-    """The adapter as PEFT writes one, in ``final``."""
-    from safetensors.numpy import save
-
-    folder = root / "final"
-    folder.mkdir(exist_ok=True)
-    tensors = named(state.layout, read_adapter(root / COORDINATOR / STANDING, state.round))
-    write_atomic(folder / "adapter_config.json", json.dumps(plan.adapter_config, indent=2).encode() + b"\n")
-    write_atomic(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
+def _export(root: Path, plan: Blueprint, state: State) -> Path:
+    return write_final(root, plan, state, read_adapter(root / COORDINATOR / STANDING, state.round))
 
 
 def _blueprint(root: Path, sections: FederationSections) -> Blueprint:
     path = root / COORDINATOR / BLUEPRINT_FILE
     if path.is_file():
-        return msgspec.json.decode(path.read_bytes(), type=Blueprint)
-    found = blueprint(Path(sections.train))
+        found = msgspec.json.decode(path.read_bytes(), type=Blueprint)
+        if found.template:
+            return found
+    found = blueprint(Path(sections.train), whole=True)
     write_atomic(path, msgspec.json.encode(found))
     return found
 
@@ -170,7 +202,7 @@ def _await_health(root: Path, port: int, link: subprocess.Popen[bytes], stop: St
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With what it has started: Flower's programs start others."""
-    for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+    for number, patience in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:

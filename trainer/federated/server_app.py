@@ -25,8 +25,9 @@ from trainer.federated.deltas import Asked
 from trainer.federated.identity import COORDINATOR, read_delta_public
 from trainer.federated.mailbox import Task
 from trainer.federated.messages import adapter, content, head
-from trainer.federated.packed import Blueprint, Flat
+from trainer.federated.packed import Blueprint, Flat, Layout, parted
 from trainer.federated.serve import FILE_VARIABLE
+from trainer.federated.timed_wire import TimedWire
 
 """Where ``federate serve`` says which federation's file it serves."""
 
@@ -36,8 +37,9 @@ app = ServerApp()
 class GridWire:
     """Implements trainer.federated.coordinator.Wire on a grid of Flower's."""
 
-    def __init__(self, grid: Grid, sections: FederationSections, database: Path) -> None:
+    def __init__(self, grid: Grid, sections: FederationSections, database: Path, template: str) -> None:
         self._grid = grid
+        self._template = template
         self._database = database
         self._sections = sections
         self._ids: dict[str, int] = {}
@@ -48,16 +50,26 @@ class GridWire:
         return list(self._ids)
 
     def ask(self, node: str, asked: Asked, broadcast: Flat, seconds_valid: float) -> str:
-        rounds = self._sections.rounds
+        rounds, aggregation = self._sections.rounds, self._sections.aggregation
         task = Task(
-            asked.federation, asked.round, asked.began_from, asked.layout, rounds.train_seconds, rounds.warmup_steps
-        )
+            asked.federation, asked.round, asked.began_from, asked.layout, rounds.train_seconds, rounds.warmup_steps,
+            frozen_rank=parted(asked.layout, broadcast)[1].rank,
+            frozen_room=aggregation.residual_rank if aggregation.mode == "exact" else 0,
+            template=self._template,
+        )  # fmt: skip
+        return self._push(node, task, broadcast, seconds_valid)
+
+    def dismiss(self, node: str, rounds: int, seconds_valid: float) -> str:
+        task = Task(self._sections.name, rounds, "", Layout(0, ()), 0, 0, over=True)
+        return self._push(node, task, None, seconds_valid)
+
+    def _push(self, node: str, task: Task, broadcast: Flat | None, seconds_valid: float) -> str:
         message = Message(
             content({"node": node, "task": msgspec.json.encode(task)}, broadcast),
             dst_node_id=self._ids[node],
             message_type="train",
             ttl=seconds_valid,
-            group_id=str(asked.round),
+            group_id=str(task.round),
         )
         handles = list(self._tried(lambda: self._grid.push_messages([message])))
         if not handles or not handles[0]:
@@ -110,11 +122,10 @@ def main(grid: Grid, context: Context) -> None:
     (folder / STANDING).mkdir(parents=True, exist_ok=True)
     lock = FileLock(lock_path(folder / STANDING))
     lock.acquire()  # one that was submitted while another still works ends here, and the other goes on
-    state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed)
-    coordinator = Coordinator(
-        folder / STANDING, sections, blueprint.scale, keys, GridWire(grid, sections, folder / DATABASE), _say
-    )
+    state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed, sections.aggregation.mode)
+    wire = TimedWire(GridWire(grid, sections, folder / DATABASE, blueprint.template_hash))
+    coordinator = Coordinator(folder / STANDING, sections, blueprint.scale, keys, wire, _say)
     try:
-        coordinator.run(state)
+        coordinator.part(coordinator.run(state))
     finally:
         lock.release()

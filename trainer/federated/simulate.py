@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.problems import InputError
@@ -17,40 +18,61 @@ from trainer.federated.join import TRAIN_FILE, end
 from trainer.federated.serve import Stop
 
 
-def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> int:
-    """``nodes`` boxes with the file's training, all on its data; 0 when all rounds are done. Raises InputError."""
+@dataclass(frozen=True)
+class Laid:
+    """A federation of this machine's own. ``inner_port``: free for its SuperLink; ``nodes``: their folders."""
+
+    file: Path
+    inner_port: int
+    nodes: tuple[Path, ...]
+
+    def commands(self) -> list[list[str]]:
+        """What runs it: the coordinator's first."""
+        program = str(Path(sys.executable).parent / "mens-sup")
+        serve = [program, "federate", "serve", str(self.file), "--inner-port", str(self.inner_port)]
+        return [serve, *([program, "federate", "join", str(node)] for node in self.nodes)]
+
+
+def lay_out(file: Path, nodes: int, out: Path, host: str = "127.0.0.1") -> Laid:
+    """Make ``out`` with ``nodes`` boxes, all with the file's training and its data. Raises InputError."""
     sections = load_federation(file)
     train, _ = read_yaml(Path(sections.train))
     document, _ = read_yaml(file)
     names = [f"node{number}" for number in range(1, nodes + 1)]
     port, inner = _free_port(), _free_port()
     try:
-        made = init(out, sections.name, "127.0.0.1", port, names, sections.train)
+        made = init(out, sections.name, host, port, names, sections.train)
     except FileExistsError:
         raise InputError(f"{out} exists already. Name another folder by --out, or remove it.") from None
-    here = {"host": "127.0.0.1", "port": port, "nodes": names, "train": sections.train}
+    here = {"host": host, "port": port, "nodes": names, "train": sections.train}
     made.write_text(render_yaml({**document, **here}))
     for number, name in enumerate(names):
         options = train.get("train")
         own = {**(options if isinstance(options, dict) else {}), "seed": 1000 + number}
         training = _absolute({**train, "train": own}, Path(sections.train).parent)
         (out / name / TRAIN_FILE).write_text(render_yaml(training))
+    return Laid(made, inner, tuple(out / name for name in names))
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with open(log, "ab") as stream:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+        )
+
+
+def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> int:
+    """0 when all rounds are done. Raises InputError."""
+    laid = lay_out(file, nodes, out)
     say(f"{nodes} nodes in {out}")
     stop = Stop()
-    program = str(Path(sys.executable).parent / "mens-sup")
-    commands = [["serve", str(made), "--inner-port", str(inner)], *(["join", str(out / name)] for name in names)]
+    logs = [out / "serve.log", *(out / f"{node.name}.log" for node in laid.nodes)]
     running = []
     try:
-        for command in commands:
-            with open(out / f"{Path(command[1]).stem}.log", "ab") as log:
-                running.append(
-                    subprocess.Popen(
-                        [program, "federate", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
+        for command, log in zip(laid.commands(), logs, strict=True):
+            running.append(start(command, log))
         while running[0].poll() is None and not stop.asked:
-            if all(node.poll() is not None for node in running[1:]):
+            if all(node.poll() is not None for node in running[1:]) and any(node.returncode for node in running[1:]):
                 say(f"no node is left; {out}/node1.log and the others say why")
                 return 1
             time.sleep(0.5)
