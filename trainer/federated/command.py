@@ -46,7 +46,7 @@ def _plan(options: argparse.Namespace) -> int:
     from trainer.federated.forecast import forecast, render
 
     sections = load_federation(options.federation)
-    found = forecast(blueprint(Path(sections.train)).layout.size, sections)
+    found = forecast(blueprint(Path(sections.train)).layout, sections)
     text = json.dumps(found.as_dict(), indent=2) if options.as_json else render(found, sections)
     sys.stdout.write(text + "\n")
     return 0 if found.in_time else 1
