@@ -1,8 +1,8 @@
-"""What the coordinator computes after a round of 3, 30 and 300 nodes: seconds, memory and bytes of one adapter (docs/scale.md).
+"""What the coordinator computes after a round of 3, 30 and 300 nodes: seconds, memory and bytes of one adapter.
 
 The layers are those of a 4B-class model (Qwen3-4B: 36 blocks of 7 linear layers), rank 16. One layer of each shape is
 measured with random factors and counted as often as the model has it. Two peers in the same run: plain averaging of the
-factors, and the dense way, which adds up the m x n products and takes the SVD of the sum.
+factors, and the dense way, which adds up the m x n products and takes the SVD of the sum. See docs/scale.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import machine
 import numpy as np

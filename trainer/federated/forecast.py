@@ -109,7 +109,8 @@ def render(found: Forecast, sections: FederationSections) -> str:
     ]
     if not found.in_time:
         lines.append(
-            f"too slow     no node would be in time: answers take {found.round_seconds - found.aggregation_seconds:.0f} s, the deadline is "
+            f"too slow     no node would be in time: answers take "
+            f"{found.round_seconds - found.aggregation_seconds:.0f} s and the deadline is "
             f"{sections.rounds.deadline_seconds} s. Raise rounds.deadline_seconds, or lower model.lora.r"
         )
     return "\n".join(lines)
