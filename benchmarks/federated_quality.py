@@ -6,8 +6,8 @@ re-factored. One node after the other in this process, for a number of optimiser
 box is slowed by another's work. The single box takes the very bins of all nodes, shuffled, as many to a step. Peer:
 the same rounds with plain averaging of A and B.
 
-The single box has as many optimiser steps as all nodes together, one after the other: that is the advantage which a federation
-gives up for its speed.
+The single box has as many optimiser steps as all nodes together, one after the other: that is the advantage which a
+federation gives up for its speed.
 """
 
 from __future__ import annotations
