@@ -108,7 +108,8 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         if task.frozen_room:
             room = of_rank(task.layout, task.frozen_room)
             put_frozen(model, _tensors(room, padded(frozen_layout, frozen, room.rank)))
-        reset_moments(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
+        optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate may have wrapped it
+        reset_moments(optimizer)
         self._began = time.monotonic()
         self._tokens_before, self._rows_before = trainer.tokens_done, trainer.rows_done
         self._first_step = step
