@@ -25,7 +25,7 @@ POLL_SECONDS = 0.5
 app = ClientApp()
 
 
-@app.train()
+@app.train()  # type: ignore[untyped-decorator]  # flwr is not looked at
 def train(message: Message, context: Context) -> Message:
     """A refusal is an answer as well, with its reason: an exception would only say that something failed."""
     folder = Path(os.environ[FOLDER_VARIABLE])

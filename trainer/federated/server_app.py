@@ -112,7 +112,7 @@ def _say(sentence: str) -> None:
     sys.stdout.flush()
 
 
-@app.main()
+@app.main()  # type: ignore[untyped-decorator]  # flwr is not looked at
 def main(grid: Grid, context: Context) -> None:
     file = Path(os.environ[FILE_VARIABLE])
     sections = load_federation(file)
