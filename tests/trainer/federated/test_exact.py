@@ -246,7 +246,10 @@ def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Any]) -> bool:
 
 
 # proves FED-1 (nodes that render conversations otherwise take no part)
-def test_another_template_is_refused(tiny: Tiny, rounds: Rounds, tmp_path: Path) -> None:
+def test_another_template_is_refused(
+    tiny: Tiny, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending(monkeypatch)  # should it take part after all
     mailbox = Mailbox(tmp_path)
     mailbox.put_task(task_of(rounds.layout, rounds.broadcast, 3, template="0" * 64), rounds.broadcast)
     with pytest.raises(CheckpointIncompatibleError, match="template 0000"):
