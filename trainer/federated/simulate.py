@@ -17,6 +17,9 @@ from trainer.federated.identity import init
 from trainer.federated.join import TRAIN_FILE, end
 from trainer.federated.serve import Stop
 
+PARTING_SECONDS = 180.0
+"""For the nodes' trainers to save and end, once all rounds are done."""
+
 
 @dataclass(frozen=True)
 class Laid:
@@ -75,6 +78,11 @@ def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> i
             if all(node.poll() is not None for node in running[1:]) and any(node.returncode for node in running[1:]):
                 say(f"no node is left; {out}/node1.log and the others say why")
                 return 1
+            time.sleep(0.5)
+        until = time.monotonic() + PARTING_SECONDS
+        while running[0].returncode == 0 and not stop.asked and time.monotonic() < until:
+            if all(node.poll() is not None for node in running[1:]):  # told that it is over, they end by themselves
+                break
             time.sleep(0.5)
         return 1 if running[0].returncode is None else running[0].returncode
     finally:

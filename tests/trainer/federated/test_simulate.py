@@ -52,6 +52,11 @@ def test_three_real_nodes_train_one_adapter(tmp_path: Path) -> None:
     assert all(set(record.counted) == {"node1", "node2", "node3"} for record in state.records)
     first, second = (record.bytes_moved or 0 for record in state.records)
     assert second - first >= 3 * 4 * state.layout.size  # Flower's own counter; it adds what came back a little later
+    assert set(state.told) == {"node1", "node2", "node3"}
+    for node in state.told:
+        assert "the federation is over" in (tmp_path / f"trial/{node}.log").read_text()
+        outcome = json.loads((tmp_path / f"trial/{node}/run/state.json").read_text())["outcome"]
+        assert outcome == "completed"
     tensors = load_file(tmp_path / "trial/final/adapter_model.safetensors")
     assert layout_of(tensors) == state.layout
     assert any(np.abs(tensor).max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
