@@ -110,7 +110,8 @@ class Judges:
         try:
             if pair is None:
                 pair = self._new()
-            finding = pair.judge(check, source)
+            with cores.beside(pair.core):
+                finding = pair.judge(check, source)
         except BaseException:
             self._discard(pair)
             self._free(None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rft.config import JudgeSection
 from rft.sandbox import judges
-from rft.sandbox.cores import Cores, place
+from rft.sandbox.cores import Cores, beside, place
 from rft.tasks.task import Check, Task
 from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 from rft.verifiers.verdict import Outcome
@@ -39,6 +40,16 @@ def test_a_program_shares_one_core_with_its_tests_until_it_takes_long(monkeypatc
             assert found.outcome is Outcome.ACCEPTED, found
     finally:
         verifier.close()
+
+
+def test_the_thread_that_asks_runs_beside_the_judge_and_is_free_afterwards() -> None:
+    def asked() -> set[int]:
+        with beside(ALL[-1]):
+            return os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(asked).result() == {ALL[-1]}
+        assert thread.submit(os.sched_getaffinity, 0).result() == set(ALL)
 
 
 def test_the_least_used_core_is_next() -> None:
