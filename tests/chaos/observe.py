@@ -35,6 +35,13 @@ def has_begun(paths: RunPaths, since: float) -> bool:
     return any(event.time >= since for event in _of_kind(paths, "attempt_started", "adopted", "run_continued"))
 
 
+def attempt_at(paths: RunPaths, moment: float) -> int | None:
+    """The attempt that was under way at ``moment``."""
+    return max(
+        (event.attempt or 0 for event in _of_kind(paths, "attempt_started") if event.time <= moment), default=None
+    )
+
+
 def diagnosis(paths: RunPaths, attempt: int) -> Diagnosis | None:
     try:
         return msgspec.json.decode(paths.attempt(attempt).diagnosis.read_bytes(), type=Diagnosis)

@@ -247,8 +247,9 @@ class _Disturbed:
         if fault.expected:
             verdict = observe.diagnosis(paths, struck.attempt)
             kind = verdict.kind.value if verdict else "none"
-            right = verdict is not None and bool(fault.expected & {verdict.kind, *verdict.also})
-            found.diagnosed.append((fault.name, kind, verdict is not None and verdict.kind in fault.expected))
+            expected = fault.expected.union(*(other.expected for other in self._met_inside(struck.attempt)))
+            right = verdict is not None and bool(expected & {verdict.kind, *verdict.also})
+            found.diagnosed.append((fault.name, kind, verdict is not None and verdict.kind in expected))
             if not right:
                 found.problems.append(f"{fault.name} in attempt {struck.attempt} was diagnosed as {kind}")
         lost = observe.steps_lost(paths, struck.attempt)
@@ -260,3 +261,13 @@ class _Disturbed:
             found.problems.append(f"{fault.name} in attempt {struck.attempt} cost {lost} optimiser steps")
         if (seconds := observe.recovery_seconds(paths, struck.attempt, struck.time)) is not None:
             found.recovery.append(seconds)
+
+    def _met_inside(self, attempt: int) -> list[Fault]:
+        """Those inside the trainer that struck this attempt as well: the save for which a signal asks may find no
+        room, and that is then what the attempt ended of."""
+        marks = ((entry.fault, self.marks / entry.fault.name) for entry in self.plan if entry.fault.inside)
+        return [
+            fault
+            for fault, mark in marks
+            if mark.exists() and observe.attempt_at(self.paths, mark.stat().st_mtime) == attempt
+        ]
