@@ -23,12 +23,14 @@ def _of_kind(paths: RunPaths, *kinds: str) -> list[Event]:
     return [event for event in read_events(paths.events) if event.kind in kinds]
 
 
-def count(paths: RunPaths, kind: str) -> int:
-    return len(_of_kind(paths, kind))
+def has_ended(paths: RunPaths, attempt: int) -> bool:
+    return any(event.attempt == attempt for event in _of_kind(paths, "attempt_ended"))
 
 
-def failed_as(paths: RunPaths, failure: str) -> bool:
-    return any(event.data.get("failure") == failure for event in _of_kind(paths, "failure"))
+def failed_as(paths: RunPaths, failure: str) -> int | None:
+    """The first attempt that ended of it."""
+    found = (event.attempt for event in _of_kind(paths, "failure") if event.data.get("failure") == failure)
+    return next(found, None)
 
 
 def has_begun(paths: RunPaths, since: float) -> bool:

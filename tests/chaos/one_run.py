@@ -174,7 +174,6 @@ class _Disturbed:
             return False
         beat = read_heartbeat(self.paths.attempt(attempt).heartbeat)
         step = beat.step if beat else 0
-        ended = observe.count(self.paths, "attempt_ended")
         now = time.time()
         fault = entry.fault
         if not fault.inside and not strike.STRIKES[fault.name](self.run_dir, self.process, attempt):
@@ -186,7 +185,7 @@ class _Disturbed:
             self.process = self._start()
             self._wait(lambda: observe.has_begun(self.paths, now), "the next supervisor to begin")
         elif fault.expected:
-            self._wait(lambda: observe.count(self.paths, "attempt_ended") > ended, f"{fault.name} to be met")
+            self._wait(lambda: observe.has_ended(self.paths, attempt), f"{fault.name} to be met")
         return self.process.poll() is None
 
     def _wait_for_moment(self, entry: Strike) -> int | None:
@@ -196,9 +195,10 @@ class _Disturbed:
         def come() -> int | None:
             attempt = observe.newest_attempt(self.paths)
             if entry.fault.name == "oom":
-                return attempt if observe.failed_as(self.paths, "cuda_oom") else None
+                return observe.failed_as(self.paths, "cuda_oom")
             if entry.fault.inside:
-                return attempt if mark.exists() else None
+                # Looked at late, its attempt may have been followed by another.
+                return observe.attempt_at(self.paths, mark.stat().st_mtime) if mark.exists() else None
             beat = read_heartbeat(self.paths.attempt(attempt).heartbeat) if attempt else None
             if beat is None:
                 return None
