@@ -1,7 +1,7 @@
 """Which processor core the processes of a judge share.
 
-They wait for each other some twenty times per program, and the thread that asked waits for them. On one core that is a
-switch of processes; across two, each time an idle core is woken up, which takes longer than most programs do.
+They wait for each other some twenty times per program. On one core that is a switch of processes; across two, each time
+an idle core is woken up, which takes longer than most programs do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 
@@ -27,19 +27,6 @@ class Cores:
         """The core that is ``used`` by the fewest."""
         times = Counter(used)
         return min(self._order, key=lambda core: times[core])
-
-
-@contextlib.contextmanager
-def beside(core: int) -> Iterator[None]:
-    """Have the calling thread run on this core alone. Where that is not allowed it stays where it is."""
-    before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a core that was taken from this process meanwhile: it stays
-            os.sched_setaffinity(0, before)
 
 
 def place(process: int, cores: Set[int]) -> None:
