@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,6 @@ class _Host:
         self.core = core
         self.check: str | None = None
         """The tests that it knows."""
-        self._patience = settings.limits.seconds + 3 * END_SECONDS
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._line, theirs = socket.socketpair()
         # -P: what lies in the working directory is not imported.
@@ -127,21 +127,22 @@ class _Host:
                 self._words.close()
                 raise SandboxError(f"no process can be started: {error.strerror}") from error
         try:
-            self._hear(2 * READY_SECONDS)
+            _wait_at_most(self._line, 2 * READY_SECONDS)
+            self._hear()
         except LostError as error:
             self.close()
             raise SandboxError(str(error)) from error
+        _wait_at_most(self._line, settings.limits.seconds + 3 * END_SECONDS)
 
     def judge(self, check: str, source: str) -> Finding:
         """Raises LostError."""
         request = Request(source) if check == self.check else Request(source, check)
         try:
-            self._line.settimeout(self._patience)
             say(self._line, request)
         except OSError:
             raise LostError(last_words(self._process, self._words)) from None
         self.check = check
-        finding = self._hear(self._patience).finding
+        finding = self._hear().finding
         if finding is None:
             raise LostError("a judge has answered nothing")
         return finding
@@ -156,11 +157,10 @@ class _Host:
             self._process.wait()
         self._words.close()
 
-    def _hear(self, seconds: float) -> Answer:
-        self._line.settimeout(seconds)
+    def _hear(self) -> Answer:
         try:
             text = hear(self._line)
-        except TimeoutError:
+        except BlockingIOError:
             raise LostError("it does not answer") from None
         except OSError:
             text = b""
@@ -170,3 +170,8 @@ class _Host:
         if answer.lost is not None:
             raise LostError(answer.lost)
         return answer
+
+
+def _wait_at_most(line: socket.socket, seconds: float) -> None:
+    """By the kernel, where Python would make two calls of each, and let other threads run at both."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds) + 1, 0))
