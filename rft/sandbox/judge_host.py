@@ -77,6 +77,7 @@ def main() -> None:
             say(line, Answer())
             _serve(line, pair)
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already, and leaves nothing behind
             pair.close()
     except SandboxError as error:
         say(line, Answer(lost=str(error)))

@@ -16,7 +16,7 @@ import msgspec
 
 from rft.sandbox import cores
 from rft.sandbox.judge_host import Answer, Request, Settings, hear, say
-from rft.sandbox.pair import END_SECONDS, READY_SECONDS, Finding, LostError, ProgramLimits, last_words
+from rft.sandbox.pair import END_SECONDS, READY_SECONDS, Finding, LostError, ProgramLimits, last_words, start_process
 from rft.sandbox.run import SandboxError
 from rft.verifiers.verdict import Isolation
 
@@ -111,21 +111,15 @@ class _Host:
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._line, theirs = socket.socketpair()
         # -P: what lies in the working directory is not imported.
-        command = [sys.executable, "-P", "-m", "rft.sandbox.judge_host", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "rft.sandbox.judge_host"]
+        command += [str(theirs.fileno()), msgspec.json.encode(settings).decode(), str(core)]
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [*command, msgspec.json.encode(settings).decode(), str(core)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
+                self._process = start_process(command, theirs, self._words)
+            except SandboxError:
                 self._line.close()
                 self._words.close()
-                raise SandboxError(f"no process can be started: {error.strerror}") from error
+                raise
         try:
             _wait_at_most(self._line, 2 * READY_SECONDS)
             self._hear()
@@ -148,13 +142,13 @@ class _Host:
         return finding
 
     def close(self) -> None:
-        self._process.terminate()
-        self._line.close()
+        self._process.terminate()  # whoever waits for its answer hears that the line has ended
         try:
             self._process.wait(2 * END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._line.close()
         self._words.close()
 
     def _hear(self) -> Answer:
@@ -174,4 +168,5 @@ class _Host:
 
 def _wait_at_most(line: socket.socket, seconds: float) -> None:
     """By the kernel, where Python would make two calls of each, and let other threads run at both."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds) + 1, 0))
+    for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        line.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(seconds) + 1, 0))

@@ -193,21 +193,14 @@ class _Warm:
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the sandbox)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            command = self._group.entering(_command(role, theirs.fileno(), bounds, packages))
+            environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
             try:
-                self._process = subprocess.Popen(
-                    self._group.entering(_command(role, theirs.fileno(), bounds, packages)),
-                    env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
+                self._process = start_process(command, theirs, self._words, env=environment, cwd="/")
+            except SandboxError:
                 self._control.close()
                 self._words.close()
-                raise SandboxError(f"no process can be started: {error.strerror}") from error
+                raise
         try:
             self._hear(READY_SECONDS)
         except LostError as error:
@@ -265,6 +258,25 @@ class _Warm:
             raise LostError(last_words(self._process, self._words))
         answer: dict[str, Any] = json.loads(message)
         return answer
+
+
+def start_process(
+    command: Sequence[str], line: socket.socket, words: IO[bytes], **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own that inherits ``line`` and writes what it complains of into ``words``.
+    ``more``: arguments of Popen. Raises SandboxError."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            pass_fds=(line.fileno(),),
+            start_new_session=True,
+            **more,
+        )
+    except OSError as error:
+        raise SandboxError(f"no process can be started: {error.strerror}") from error
 
 
 def last_words(process: subprocess.Popen[bytes], words: IO[bytes]) -> str:

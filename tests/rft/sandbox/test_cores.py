@@ -51,16 +51,24 @@ def test_a_program_shares_one_core_with_its_tests_until_it_takes_long(monkeypatc
         groups.close()
 
 
+WHERE = """
+import os, time
+def where():
+    core, = os.sched_getaffinity(0)
+    time.sleep(2)
+    return core + 1000
+"""
+
+
 # proves the judging speed of RFT-3: each judge is on a core of its own, and who asks is not
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one core only")
 def test_every_judge_has_its_core() -> None:
     verifier = PythonTests(PythonTestsSettings(), JudgeSection(workers=2))
     task = Task("t/1", "t", (), Check("python_tests", {"tests": ["assert where() == 0"], "format": "continuation"}))
-    asks = "import os, time\ndef where():\n    time.sleep(0.1)\n    return min(os.sched_getaffinity(0)) + 1000\n"
     verifier.open()
     try:
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(lambda _: verifier.judge(task, asks), range(2)))
+            found = list(pool.map(lambda _: verifier.judge(task, WHERE), range(2)))
     finally:
         verifier.close()
     said = {re.search(r"gave (\d+)", verdict.diagnostic)[1] for verdict in found}  # type: ignore[index]
