@@ -100,7 +100,8 @@ def gate_states(run: Trained) -> list[GateState]:
     for path in sorted(place_of(run.run_dir, "").glob(f"*/{RESULT_FILE}")):
         found.setdefault(path.parent.name, _state(run, path.parent.name))
     for event in read_events(RunPaths(run.run_dir).events):
-        if event.kind == "gate" and (name := str(event.data["gate"])) not in found:
+        name = str(event.data.get("gate", "a gate of no name"))
+        if event.kind == "gate" and name not in found:
             found[name] = GateState(name, None, "it has judged this run before, and its result is gone")
     return list(found.values())
 
