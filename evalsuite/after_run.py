@@ -4,6 +4,7 @@ as a supervised evaluation, and the gate judges. Everything lies in RUN/eval/GAT
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ def judge_run(run: Trained, gate_file: Path, evaluate: Evaluate) -> GateResult:
     """Ask what is missing, judge, leave ``gate.json`` and an event. Raises InputError for a gate that is none,
     StoppedError."""
     given = load_gate(gate_file)
+    _require_own_folders(given, gate_file)
     place = place_of(run.run_dir, given.name)
     resolved, result_file = place / GATE_FILE, place / RESULT_FILE
     place.mkdir(parents=True, exist_ok=True)
@@ -97,6 +99,15 @@ def judge_run(run: Trained, gate_file: Path, evaluate: Evaluate) -> GateResult:
         checkpoint=run.checkpoint.name,
     )
     return result
+
+
+def _require_own_folders(gate: GateSections, file: Path) -> None:
+    stems = Counter(Path(bench.bench).stem for bench in gate.benches)
+    if (shared := stems.most_common(1)[0])[1] > 1:
+        raise InputError(
+            f"{file}: {shared[1]} benches have files of the name {shared[0]}, and a run keeps their evaluations by "
+            "these names. Put all checks of one bench under it, and give different benches different file names."
+        )
 
 
 def of_run(gate: GateSections, run: Trained) -> GateSections:

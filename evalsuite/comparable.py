@@ -74,6 +74,16 @@ def not_the_base(candidate: ModelIdentity, base: ModelIdentity) -> list[str]:
     return []
 
 
+def nothing_released(candidate: ModelIdentity, release: ModelIdentity) -> list[str]:
+    """Why ``release`` is no release before the candidate."""
+    if release.adapter is not None or not _same_weights(candidate, release):
+        return []
+    return [
+        "release: it is the base itself, without an adapter; name the evaluation of what was released, or none while "
+        "nothing is"
+    ]
+
+
 def _same_weights(one: ModelIdentity, other: ModelIdentity) -> bool:
     if one.base_digest is not None and other.base_digest is not None:
         return one.base_digest == other.base_digest

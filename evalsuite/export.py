@@ -19,6 +19,7 @@ from evalsuite.model_card import card
 from rft.samplers.weights import adapter_digest
 from supervisor.problems import InputError
 from supervisor.protocol.atomic import staged_directory
+from supervisor.protocol.events import read_events
 from supervisor.protocol.manifest import digest_file, digest_tree, read_manifest
 from supervisor.protocol.paths import RunPaths
 from trainer.residual_file import half_problem
@@ -82,7 +83,8 @@ def export(run_dir: Path, out: Path, without_gate: str | None) -> Mapping[str, A
 
 
 def gate_states(run: Trained) -> list[GateState]:
-    """Of the gates that the run's configuration names, in its order, and of those judged by hand besides."""
+    """Of the gates that the run's configuration names, in its order, of those judged by hand besides, and of those that
+    its events tell of."""
     document = YAML(typ="safe", pure=True).load(RunPaths(run.run_dir).run_yaml)
     found: dict[str, GateState] = {}
     for file in document.get("gates") or ():
@@ -100,6 +102,10 @@ def gate_states(run: Trained) -> list[GateState]:
         found[state.name] = state
     for path in sorted(place_of(run.run_dir, "").glob(f"*/{RESULT_FILE}")):
         found.setdefault(path.parent.name, _state(run, path.parent.name))
+    for event in read_events(RunPaths(run.run_dir).events):
+        name = str(event.data.get("gate", "a gate of no name"))
+        if event.kind == "gate" and name not in found:
+            found[name] = GateState(name, None, "it has judged this run before, and its result is gone")
     return list(found.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ from trainer.config import Count, Section
 PASS_AT = re.compile(r"pass@([1-9][0-9]*)")
 NO_RELEASE = "none"
 CACHED = "cached"
+_BEYOND = 5
+"""Draws that have to lie beyond a bound for it to be one."""
 Chance = Annotated[float, Field(ge=0.5, lt=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Reference = Literal["base", "release"]
@@ -95,6 +98,22 @@ class GateSections(Section):
     seed: Annotated[StrictInt, Field(ge=0)] = 0
     """Of the bootstrap: the same scores give the same result."""
     benches: Annotated[list[BenchSection], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _draws_reach_the_bounds(self) -> GateSections:
+        checks = sum(
+            against == "base" or bench.release != NO_RELEASE
+            for bench in self.benches
+            for check in bench.checks
+            for against in check.against
+        )
+        needed = math.ceil(_BEYOND * checks / (1 - self.confidence))
+        if self.draws < needed:
+            raise ValueError(
+                f"{self.draws} draws are too few for bounds of this confidence with {checks} comparisons: fewer than "
+                f"{_BEYOND} would lie beyond; set draws to {needed} or more"
+            )
+        return self
 
 
 def load_gate(path: Path) -> GateSections:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from evalsuite.baselines import cached_baseline
 from evalsuite.collect import bench_digest, collect, sampling_of
-from evalsuite.comparable import differences, not_applied, not_the_base, not_whole, sampled_otherwise
+from evalsuite.comparable import differences, not_applied, not_the_base, not_whole, nothing_released, sampled_otherwise
 from evalsuite.config import EvalSections
 from evalsuite.gate_config import CACHED, NO_RELEASE, BenchSection, GateSections
 from evalsuite.gate_result import GateInput
@@ -76,6 +76,8 @@ def reasons_against(found: BenchInputs) -> list[str]:
         reasons += not_the_base(candidate.model, base.model)
     if release is not None and scores_digest(candidate) == scores_digest(release):
         reasons.append("release: it is the candidate's own evaluation, and that shows nothing")
+    if release is not None:
+        reasons += nothing_released(candidate.model, release.model)
     return reasons
 
 

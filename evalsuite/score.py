@@ -20,6 +20,7 @@ from rft.verify import Request, judged_rows, tasks_by_id
 from supervisor.problems import InputError
 
 SHOWN = 5
+USUAL_KS = (1, 10, 100)
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -53,10 +54,11 @@ class Scored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Wanted:
-    """``continuation``: completions go on where the prompt's code ends, to the letter. ``partial``: tasks without a
-    completion are left out and said, where otherwise they are an error."""
+    """``ks``: of pass@k; None for the usual ones that there are enough samples for. ``continuation``: completions go on
+    where the prompt's code ends, to the letter. ``partial``: tasks without a completion are left out and said, where
+    otherwise they are an error."""
 
-    ks: tuple[int, ...]
+    ks: tuple[int, ...] | None
     confidence: float = 0.95
     continuation: bool = False
     partial: bool = False
@@ -112,7 +114,7 @@ def _scored(
 ) -> Scored:
     samples = [task.samples for task in found]
     names = frozenset.intersection(*(frozenset(task.values) for task in found)) - {ACCEPTED}
-    metrics = [*(f"pass@{k}" for k in wanted.ks if k <= min(samples)), *sorted(names)]
+    metrics = [*(f"pass@{k}" for k in _ks(wanted, min(samples))), *sorted(names)]
     clusters = [task.cluster for task in found]
     measured = []
     for name in metrics:
@@ -122,6 +124,17 @@ def _scored(
         bench, len(found), bench_tasks, sum(samples), min(samples), max(samples), sum(task.accepted for task in found),
         wanted.confidence, tuple(measured), unattempted,
     )  # fmt: skip
+
+
+def _ks(wanted: Wanted, fewest: int) -> tuple[int, ...]:
+    if wanted.ks is None:
+        return tuple(k for k in USUAL_KS if k <= fewest)
+    if (most := max(wanted.ks)) > fewest:
+        raise InputError(
+            f"pass@{most} needs {most} completions of each task, and some have {fewest}. Give a smaller --k, or more "
+            "completions."
+        )
+    return wanted.ks
 
 
 def scored_text(found: Scored, path: Path) -> str:

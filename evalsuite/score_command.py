@@ -16,7 +16,6 @@ EXAMPLE = """example:
   mens-sup eval score samples.jsonl                       # HumanEval: {"task_id": "HumanEval/0", "completion": ...}
   mens-sup eval score samples.jsonl --bench configs/benches/tool-calls.yaml --k 1,5 --json"""
 HUMANEVAL = "humaneval"
-KS = (1, 10, 100)
 
 
 def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +41,9 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="continuation: they go on where the prompt's code ends, the default for humaneval; answer: a model's "
         "answer, code in a fenced block or bare",
     )
-    parser.add_argument("--k", type=_ks, default=KS, metavar="K,...", help="pass@K of these, by default 1,10,100")
+    parser.add_argument(
+        "--k", type=_ks, metavar="K,...", help="pass@K of these; by default 1, 10 and 100, as far as the samples go"
+    )
     parser.add_argument("--confidence", type=_confidence, default=0.95, help="of the intervals, by default 0.95")
     parser.add_argument("--partial", action="store_true", help="score the tasks that have completions, and say so")
     parser.add_argument(

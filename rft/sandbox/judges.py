@@ -1,89 +1,39 @@
-"""Warm pairs of sandboxes that judge programs by tests: in one the program runs, in the other its tests."""
+"""Warm judges of programs by tests: a process for each, started when there is work for it."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import secrets
-import select
-import signal
 import socket
+import struct
 import subprocess
+import sys
 import tempfile
 import threading
-import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import rft.sandbox.inside
-from rft.sandbox import bubblewrap, cgroup, cores
-from rft.sandbox.inside.confine import Bounds
-from rft.sandbox.inside.tests import LENGTH, received
+import msgspec
+
+from rft.sandbox import cores
+from rft.sandbox.judge_host import Answer, Request, Settings, hear, say
+from rft.sandbox.pair import END_SECONDS, READY_SECONDS, Finding, LostError, ProgramLimits, last_words, start_process
 from rft.sandbox.run import SandboxError
 from rft.verifiers.verdict import Isolation
 
-_MIB = 1 << 20
-_READY_SECONDS = 120.0
-_END_SECONDS = 20.0
-_SOON_SECONDS = 0.25
-"""After which a program counts as one that computes."""
-_CPU_SLACK_SECONDS = 0.2
-"""The kernel looks at processor time from tick to tick."""
-_MAX_RUNS = 500
-"""Of tests in one process."""
-_TEMPLATE_BYTES = 128 * _MIB
-"""What the warm interpreter itself takes of its group's memory."""
-_TESTS_MEMORY = 2048 * _MIB
-_TESTS_CPU_SECONDS = 3600
-"""Tests are the task's; the clock on the wall bounds them."""
-
-
-@dataclass(frozen=True)
-class ProgramLimits:
-    """What a program under test may use up: ``memory_bytes`` of address space for each process, and of real memory
-    with its files for all where there are control groups; ``processes`` and threads; ``seconds`` for all its tests."""
-
-    seconds: float
-    cpu_seconds: int
-    memory_bytes: int
-    processes: int
-    tmp_bytes: int
-    files: int
-
-
-@dataclass(frozen=True)
-class Finding:
-    """``outcome``: accepted, rejected, timeout, tests (they cannot be run), machine (no verdict)."""
-
-    outcome: str
-    reason: str
-    diagnostic: str = ""
-    passed: int | None = None
-    expected: int | None = None
-
-
-class LostError(SandboxError):
-    """A warm sandbox has ended, or does not do what it is told."""
-
 
 class Judges:
-    """``workers`` pairs of sandboxes; each judges one program at a time, in new processes that nothing is left of."""
+    """``workers`` processes with a pair of sandboxes each; they judge one program at a time."""
 
     def __init__(
         self, workers: int, limits: ProgramLimits, isolation: Isolation, packages: Sequence[str] = ()
     ) -> None:
-        self._limits, self._isolation, self._packages, self._workers = limits, isolation, tuple(packages), workers
-        self._groups = cgroup.Groups()
-        self._idle: list[_Pair | None] = []
-        self._all: set[_Pair] = set()
+        self._settings, self._workers = Settings(limits, isolation, tuple(packages)), workers
+        self._idle: list[_Host | None] = []
+        self._all: set[_Host] = set()
         self._cores = cores.Cores()
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        # A sandbox dies with the thread that has started it, so that needs to be one that lives as long as this.
+        # They die with the thread that has started them, so that needs to be one that lives as long as this.
         self._starter: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
@@ -95,314 +45,128 @@ class Judges:
 
     def close(self) -> None:
         with self._lock:
-            pairs, self._all = self._all, set()
+            hosts, self._all = self._all, set()
             starter, self._starter = self._starter, None
-        for pair in pairs:
-            pair.close()
+        for host in hosts:
+            host.close()
         if starter is not None:
             starter.shutdown()
-        self._groups.close()
 
     def judge(self, check: str, source: str) -> Finding:
-        """The finding about ``source`` by the tests of ``check`` (JSON); waits for a free pair. Raises SandboxError
+        """The finding about ``source`` by the tests of ``check`` (JSON); waits for a free host. Raises SandboxError
         when the sandboxes cannot be started, LostError when they were lost on the way."""
-        pair = self._take(check)
+        host = self._take(check)
         try:
-            if pair is None:
-                pair = self._new()
-            finding = pair.judge(check, source)
+            if host is None:
+                host = self._new()
+            finding = host.judge(check, source)
         except BaseException:
-            self._discard(pair)
+            self._discard(host)
             self._free(None)
             raise
-        self._free(pair)
+        self._free(host)
         return finding
 
-    def _take(self, check: str) -> _Pair | None:
-        """A free pair, best one that has these tests already; None for a free place without one."""
+    def _take(self, check: str) -> _Host | None:
+        """A free host, best one that has these tests already; None for a free place without one."""
         with self._freed:
             while not self._idle:
                 self._freed.wait()
-            known = [pair for pair in self._idle if pair is not None and pair.check == check]
-            pair = known[0] if known else self._idle[-1]
-            self._idle.remove(pair)
-            return pair
+            known = [host for host in self._idle if host is not None and host.check == check]
+            host = known[0] if known else self._idle[-1]
+            self._idle.remove(host)
+            return host
 
-    def _free(self, pair: _Pair | None) -> None:
+    def _free(self, host: _Host | None) -> None:
         with self._freed:
-            self._idle.append(pair) if pair is not None else self._idle.insert(0, pair)
+            self._idle.append(host) if host is not None else self._idle.insert(0, host)
             self._freed.notify()
 
-    def _new(self) -> _Pair:
+    def _new(self) -> _Host:
         with self._lock:
             if self._starter is None:
                 raise SandboxError("the judge is closed")
             starter = self._starter
-        pair = starter.submit(_Pair, self._limits, self._isolation, self._packages, self._groups).result()
+        return starter.submit(self._started).result()
+
+    def _started(self) -> _Host:
+        host = _Host(self._settings, self._cores.least_used(other.core for other in self._all))
         with self._lock:
-            pair.core = self._cores.least_used(other.core for other in self._all)
-            self._all.add(pair)
-        return pair
+            self._all.add(host)
+        return host
 
-    def _discard(self, pair: _Pair | None) -> None:
-        if pair is not None:
+    def _discard(self, host: _Host | None) -> None:
+        if host is not None:
             with self._lock:
-                self._all.discard(pair)
-            pair.close()
+                self._all.discard(host)
+            host.close()
 
 
-class _Pair:
-    def __init__(
-        self, limits: ProgramLimits, isolation: Isolation, packages: Sequence[str], groups: cgroup.Groups
-    ) -> None:
-        self._limits = limits
-        bare = isolation is Isolation.NONE
-        program = Bounds(
-            cpu_seconds=limits.cpu_seconds,
-            address_space=limits.memory_bytes,
-            processes=limits.processes,
-            tmp_bytes=limits.tmp_bytes,
-            files=limits.files,
-            user=None,
-            bare=bare,
-            sockets=False,
-        )
-        tests = replace(program, cpu_seconds=_TESTS_CPU_SECONDS, address_space=_TESTS_MEMORY, processes=64)
-        self._program = _Warm("program", program, packages, groups)
+class _Host:
+    def __init__(self, settings: Settings, core: int) -> None:
+        """Raises SandboxError."""
+        self.core = core
         self.check: str | None = None
-        """Whose tests' process is alive."""
-        self.core = -1
-        """Where its processes run."""
-        self._anywhere = os.sched_getaffinity(0)
-        self._together = False
-        self._asked = socket.socket(socket.AF_UNIX)
-        self._runs = 0
+        """The tests that it knows."""
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        self._line, theirs = socket.socketpair()
+        # -P: what lies in the working directory is not imported.
+        command = [sys.executable, "-P", "-m", "rft.sandbox.judge_host"]
+        command += [str(theirs.fileno()), msgspec.json.encode(settings).decode(), str(core)]
+        with theirs:
+            try:
+                self._process = start_process(command, theirs, self._words)
+            except SandboxError:
+                self._line.close()
+                self._words.close()
+                raise
         try:
-            self._tests = _Warm("tests", tests, packages, groups)
-        except BaseException:
-            self._program.close()
-            raise
-
-    def close(self) -> None:
-        self._asked.close()
-        self._program.close()
-        self._tests.close()
+            _wait_at_most(self._line, 2 * READY_SECONDS)
+            self._hear()
+        except LostError as error:
+            self.close()
+            raise SandboxError(str(error)) from error
+        _wait_at_most(self._line, settings.limits.seconds + 3 * END_SECONDS)
 
     def judge(self, check: str, source: str) -> Finding:
         """Raises LostError."""
-        nonce = secrets.token_hex(16)
-        request = json.dumps({"nonce": nonce, "source": source}).encode()
-        deadline = time.monotonic() + self._limits.seconds
-        if not self._together:
-            self._run_on({self.core})
-            self._together = True
-        if check != self.check or self._runs >= _MAX_RUNS:
-            self._begin_tests(check)
-        self._runs += 1
-        theirs, ours = socket.socketpair()
+        request = Request(source) if check == self.check else Request(source, check)
         try:
-            self._program.begin(theirs)
-            socket.send_fds(self._asked, [LENGTH.pack(len(request))], [ours.fileno()])
-            self._asked.sendall(request)
-        except OSError as error:
-            raise LostError("the tests' process has ended") from error
-        finally:
-            theirs.close()
-            ours.close()
-        said = self._answer(deadline)
-        program = self._program.end()
-        if said is None:
-            self._end_tests()
-        elif not said:
-            raise LostError(f"the tests' process ended with {self._tests.end()['code']} and no report")
-        return _finding(said, nonce, program, self._limits, self._program.out_of_memory())
-
-    def _run_on(self, allowed: Set[int]) -> None:
-        for warm in (self._program, self._tests):
-            cores.place(warm.process_id, allowed)
-
-    def _begin_tests(self, check: str) -> None:
-        """A new process for the tests of another task. Raises LostError."""
-        self._end_tests()
-        self._asked, theirs = socket.socketpair()
-        with theirs:
-            self._tests.begin(theirs, check)
-        self.check, self._runs = check, 0
-
-    def _end_tests(self) -> None:
-        """Raises LostError."""
-        if self.check is not None:
-            self.check = None
-            self._asked.close()
-            self._tests.end()
-
-    def _answer(self, deadline: float) -> bytes | None:
-        """What the tests' process has found, nothing when it has ended; None when that takes too long."""
-        waiting = select.poll()
-        waiting.register(self._asked, select.POLLIN)
-        patience = _SOON_SECONDS
-        # Asked again and again, for a process that was being made meanwhile is easily missed.
-        while not waiting.poll(patience * 1000) and time.monotonic() < deadline:
-            self._run_on(self._anywhere)  # it computes, perhaps beside another that does
-            self._together = False
-            patience = min(2 * patience, max(0.0, deadline - time.monotonic()))
-        try:
-            self._asked.settimeout(max(0.001, deadline - time.monotonic()))
-            header = received(self._asked, LENGTH.size)
-            return received(self._asked, LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else b""
-        except TimeoutError:
-            return None
-        except ConnectionResetError:
-            return b""
-
-
-class _Warm:
-    """A sandbox with a warm interpreter that makes a new process for each program, or for each run of tests."""
-
-    def __init__(self, role: str, bounds: Bounds, packages: Sequence[str], groups: cgroup.Groups) -> None:
-        self._groups = groups
-        self._group = groups.take(
-            bounds.address_space + bounds.tmp_bytes + _TEMPLATE_BYTES if bounds.address_space else _TESTS_MEMORY,
-            bounds.processes + 8,
-        ) if not bounds.bare else cgroup.Group()  # fmt: skip
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the sandbox)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    self._group.entering(_command(role, theirs.fileno(), bounds, packages)),
-                    env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self._control.close()
-                self._words.close()
-                raise SandboxError(f"no process can be started: {error.strerror}") from error
-        try:
-            self._hear(_READY_SECONDS)
-        except LostError as error:
-            self.close()
-            raise SandboxError(f"a warm sandbox does not start: {error}") from error
-
-    def begin(self, line: socket.socket, check: str | None = None) -> None:
-        """Start a process that answers on ``line``; for tests, those of ``check``. Raises LostError."""
-        try:
-            if check is None:
-                socket.send_fds(self._control, [b"begin"], [line.fileno()])
-                return
-            with os.fdopen(os.memfd_create("check"), "w+b", buffering=0) as file:
-                file.write(check.encode())
-                socket.send_fds(self._control, [b"begin"], [line.fileno(), file.fileno()])
-        except OSError as error:
-            raise LostError(self._last_words()) from error
-
-    def end(self) -> dict[str, Any]:
-        """Kill what was begun and all it has started, and tell how it ended. Raises LostError."""
-        with contextlib.suppress(OSError):  # then there is no answer either
-            self._control.send(b"end")
-        answer = self._hear(_END_SECONDS)
-        if "machine" in answer:
-            raise LostError(str(answer["machine"]))
-        return answer
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
-    def out_of_memory(self) -> bool:
-        """Whether a process was killed for memory since this was last asked."""
-        return self._group.ran_out_of_memory()
+            say(self._line, request)
+        except OSError:
+            raise LostError(last_words(self._process, self._words)) from None
+        self.check = check
+        finding = self._hear().finding
+        if finding is None:
+            raise LostError("a judge has answered nothing")
+        return finding
 
     def close(self) -> None:
-        self._control.close()
+        self._process.terminate()  # whoever waits for its answer hears that the line has ended
         try:
-            self._process.wait(_END_SECONDS if self._process.poll() is None else 0)
+            self._process.wait(2 * END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._line.close()
         self._words.close()
-        self._groups.give_back(self._group)
 
-    def _hear(self, seconds: float) -> dict[str, Any]:
-        self._control.settimeout(seconds)
+    def _hear(self) -> Answer:
         try:
-            message = self._control.recv(1 << 16)
-        except TimeoutError:
+            text = hear(self._line)
+        except BlockingIOError:
             raise LostError("it does not answer") from None
         except OSError:
-            message = b""
-        if not message:
-            raise LostError(self._last_words())
-        answer: dict[str, Any] = json.loads(message)
+            text = b""
+        if not text:
+            raise LostError(last_words(self._process, self._words))
+        answer = msgspec.json.decode(text, type=Answer)
+        if answer.lost is not None:
+            raise LostError(answer.lost)
         return answer
 
-    def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        self._words.seek(0)
-        words = self._words.read().decode(errors="replace").strip().splitlines()
-        code = self._process.returncode
-        ended = "it has ended" if code is None or code >= 0 else f"it was killed by {signal.Signals(-code).name}"
-        return f"{ended}: {words[-1]}" if words else ended
 
-
-def _command(role: str, control: int, bounds: Bounds, packages: Sequence[str]) -> list[str]:
-    interpreter = bubblewrap.own_interpreter()
-    root = str(Path(rft.sandbox.inside.__file__).parents[3]) if bounds.bare else bubblewrap.INSIDE
-    start = f"import sys; sys.path.insert(0, {root!r}); from rft.sandbox.inside.zygote import main; main()"
-    # -P -s -S: nothing but the interpreter's own library; -E would ignore the seed of hashes as well.
-    program = [interpreter.program, "-P", "-s", "-S", "-B", "-c", start, role, str(control)]
-    program += [json.dumps(asdict(bounds)), *packages]
-    if bounds.bare:
-        return program
-    readable = [*interpreter.folders, *packages]
-    return bubblewrap.command(program, readable=readable, whole_system=False, processes_visible=False)
-
-
-def _finding(
-    said: bytes | None,
-    nonce: str,
-    program: dict[str, Any],
-    limits: ProgramLimits,
-    out_of_memory: bool,
-) -> Finding:
-    """Raises LostError for a report that is none."""
-    if said is not None:
-        try:
-            found = json.loads(said)
-        except ValueError:
-            raise LostError("the tests' process ended within its report") from None
-        if found.get("nonce") != nonce:
-            raise LostError("the report is not about this run")
-        finding = Finding(
-            found["outcome"], found["reason"], found.get("diagnostic", ""), found.get("passed"), found.get("expected")
-        )
-        # Counted by the tests' process and once more here: nothing but all of them is a pass.
-        if finding.outcome == "accepted" and not (finding.passed and finding.passed == finding.expected):
-            raise LostError("the report contradicts itself")
-        if finding.reason != "ends its process":
-            return finding
-    killed = -program["code"] if program["code"] < 0 else None
-    if killed == signal.SIGKILL and program["cpu"] >= limits.cpu_seconds - _CPU_SLACK_SECONDS:
-        return Finding("timeout", "processor time used up", f"more than {limits.cpu_seconds} s of processor time")
-    if said is None:
-        return Finding("timeout", "time used up", f"no verdict after {limits.seconds:g} s")
-    reason = _how(killed, out_of_memory)
-    return Finding("rejected", reason, finding.diagnostic, finding.passed, finding.expected)
-
-
-def _how(killed: int | None, out_of_memory: bool) -> str:
-    """Which way a process ended before its tests did."""
-    if out_of_memory:
-        return "memory used up"
-    if killed is None or killed == signal.SIGKILL:  # which may have been the judge's, a moment later
-        return "ends its process"
-    return f"crashes ({signal.Signals(killed).name})" if killed in _NAMED else "crashes"
-
-
-_NAMED = frozenset(int(number) for number in signal.Signals)
+def _wait_at_most(line: socket.socket, seconds: float) -> None:
+    """By the kernel, where Python would make two calls of each, and let other threads run at both."""
+    for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        line.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(seconds) + 1, 0))

@@ -17,9 +17,10 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from rft.config import JudgeSection
-from rft.sandbox import judges
+from rft.sandbox import pair
 from rft.sandbox.inside import candidate, confine, peer, seccomp, tests, values, zygote
-from rft.sandbox.judges import Finding, Judges, ProgramLimits
+from rft.sandbox.judges import Judges
+from rft.sandbox.pair import Finding, ProgramLimits
 from rft.sandbox.probe import SandboxUnusableError, probe
 from rft.sandbox.run import SandboxError
 from rft.tasks.task import Task
@@ -276,7 +277,7 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for module in (candidate, confine, peer, seccomp, tests, values, zygote):
         digest.update(Path(str(module.__file__)).read_bytes())
-    for file in (__file__, judges.__file__):
+    for file in (__file__, pair.__file__):
         digest.update(Path(file).read_bytes())
     digest.update(sys.version.encode())
     return digest.hexdigest()

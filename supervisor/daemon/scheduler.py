@@ -90,7 +90,7 @@ class _QueueExecutor(BaseExecutor):  # type: ignore[misc]
         return failure
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
-        raise NotImplementedError
+        raise AssertionError("called by BaseExecutor.submit_job alone, which is another one here")
 
 
 class _Store(BaseJobStore):  # type: ignore[misc]
@@ -124,7 +124,7 @@ class _Store(BaseJobStore):  # type: ignore[misc]
         return [self._planned(each) for each in found]
 
     def add_job(self, job: Any) -> None:
-        raise NotImplementedError("schedules are added to the queue's database")
+        raise AssertionError("schedules are added to the queue's database, not to its scheduler")
 
     def update_job(self, job: Any) -> None:
         when = None if job.next_run_time is None else job.next_run_time.timestamp()

@@ -16,6 +16,7 @@ from supervisor.config import LoadedConfig
 from supervisor.jobs import PlansSteps
 from supervisor.problems import InputError
 from supervisor.process.leftovers import end_leftovers
+from supervisor.protocol.events import read_events
 from supervisor.protocol.paths import RunPaths
 from supervisor.state import read_state
 
@@ -46,9 +47,21 @@ def probe(path: Path, sets: Sequence[str], config: LoadedConfig, runs: Path) -> 
         if code != 0:
             raise InputError(f"{path}: the probe of {STEPS} steps failed, so the time stays unknown. {words}")
         state = read_state(RunPaths(run_dir).state)
-        if state is None or not state.seconds_per_step:
-            raise InputError(f"{path}: the probe of {STEPS} steps told no speed, so the time stays unknown.")
-        return state.seconds_per_step
+        pace = (state and state.seconds_per_step) or pace_told(RunPaths(run_dir))
+        if not pace:
+            raise InputError(
+                f"{path}: the probe of {STEPS} steps told no speed, so the time stays unknown. Plan without --probe, "
+                "or run it: a finished run's pace is remembered."
+            )
+        return pace
+
+
+def pace_told(paths: RunPaths) -> float | None:
+    """Seconds per optimiser step by the trainer's own events: where a few steps are over before their supervisor has
+    looked twice. Of the last attempt; None for fewer than two steps."""
+    told = [event for event in read_events(paths.events) if event.kind == "progress"]
+    times = [event.time for event in told if event.attempt == told[-1].attempt]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
 def probe_command(path: Path, sets: Sequence[str], kind: PlansSteps, run_dir: Path) -> list[str]:

@@ -23,16 +23,25 @@ def _of_kind(paths: RunPaths, *kinds: str) -> list[Event]:
     return [event for event in read_events(paths.events) if event.kind in kinds]
 
 
-def count(paths: RunPaths, kind: str) -> int:
-    return len(_of_kind(paths, kind))
+def has_ended(paths: RunPaths, attempt: int) -> bool:
+    return any(event.attempt == attempt for event in _of_kind(paths, "attempt_ended"))
 
 
-def failed_as(paths: RunPaths, failure: str) -> bool:
-    return any(event.data.get("failure") == failure for event in _of_kind(paths, "failure"))
+def failed_as(paths: RunPaths, failure: str) -> int | None:
+    """The first attempt that ended of it."""
+    found = (event.attempt for event in _of_kind(paths, "failure") if event.data.get("failure") == failure)
+    return next(found, None)
 
 
 def has_begun(paths: RunPaths, since: float) -> bool:
     return any(event.time >= since for event in _of_kind(paths, "attempt_started", "adopted", "run_continued"))
+
+
+def attempt_at(paths: RunPaths, moment: float) -> int | None:
+    """The attempt that was under way at ``moment``."""
+    return max(
+        (event.attempt or 0 for event in _of_kind(paths, "attempt_started") if event.time <= moment), default=None
+    )
 
 
 def diagnosis(paths: RunPaths, attempt: int) -> Diagnosis | None:

@@ -174,7 +174,6 @@ class _Disturbed:
             return False
         beat = read_heartbeat(self.paths.attempt(attempt).heartbeat)
         step = beat.step if beat else 0
-        ended = observe.count(self.paths, "attempt_ended")
         now = time.time()
         fault = entry.fault
         if not fault.inside and not strike.STRIKES[fault.name](self.run_dir, self.process, attempt):
@@ -186,7 +185,7 @@ class _Disturbed:
             self.process = self._start()
             self._wait(lambda: observe.has_begun(self.paths, now), "the next supervisor to begin")
         elif fault.expected:
-            self._wait(lambda: observe.count(self.paths, "attempt_ended") > ended, f"{fault.name} to be met")
+            self._wait(lambda: observe.has_ended(self.paths, attempt), f"{fault.name} to be met")
         return self.process.poll() is None
 
     def _wait_for_moment(self, entry: Strike) -> int | None:
@@ -196,9 +195,10 @@ class _Disturbed:
         def come() -> int | None:
             attempt = observe.newest_attempt(self.paths)
             if entry.fault.name == "oom":
-                return attempt if observe.failed_as(self.paths, "cuda_oom") else None
+                return observe.failed_as(self.paths, "cuda_oom")
             if entry.fault.inside:
-                return attempt if mark.exists() else None
+                # Looked at late, its attempt may have been followed by another.
+                return observe.attempt_at(self.paths, mark.stat().st_mtime) if mark.exists() else None
             beat = read_heartbeat(self.paths.attempt(attempt).heartbeat) if attempt else None
             if beat is None:
                 return None
@@ -247,8 +247,9 @@ class _Disturbed:
         if fault.expected:
             verdict = observe.diagnosis(paths, struck.attempt)
             kind = verdict.kind.value if verdict else "none"
-            right = verdict is not None and bool(fault.expected & {verdict.kind, *verdict.also})
-            found.diagnosed.append((fault.name, kind, verdict is not None and verdict.kind in fault.expected))
+            expected = fault.expected.union(*(other.expected for other in self._met_inside(struck.attempt)))
+            right = verdict is not None and bool(expected & {verdict.kind, *verdict.also})
+            found.diagnosed.append((fault.name, kind, verdict is not None and verdict.kind in expected))
             if not right:
                 found.problems.append(f"{fault.name} in attempt {struck.attempt} was diagnosed as {kind}")
         lost = observe.steps_lost(paths, struck.attempt)
@@ -260,3 +261,13 @@ class _Disturbed:
             found.problems.append(f"{fault.name} in attempt {struck.attempt} cost {lost} optimiser steps")
         if (seconds := observe.recovery_seconds(paths, struck.attempt, struck.time)) is not None:
             found.recovery.append(seconds)
+
+    def _met_inside(self, attempt: int) -> list[Fault]:
+        """Those inside the trainer that struck this attempt as well: the save for which a signal asks may find no
+        room, and that is then what the attempt ended of."""
+        marks = ((entry.fault, self.marks / entry.fault.name) for entry in self.plan if entry.fault.inside)
+        return [
+            fault
+            for fault, mark in marks
+            if mark.exists() and observe.attempt_at(self.paths, mark.stat().st_mtime) == attempt
+        ]

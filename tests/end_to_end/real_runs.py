@@ -198,4 +198,6 @@ def _random_moment(choose: random.Random, kind: str, step: int) -> Moment:
                               Moment((Phase.LOADING,), 0, choose.uniform(0, 1))))  # fmt: skip
     if kind == "training":
         return Moment((Phase.TRAINING,), step, choose.uniform(0, 0.5))
+    if kind == "saving":
+        return Moment((Phase.SAVING,), step, choose.uniform(0, 0.006))  # which is over after a hundredth of a second
     return Moment((Phase[kind.upper()],), step, choose.uniform(0, 0.04))

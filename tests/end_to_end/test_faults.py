@@ -98,6 +98,7 @@ def go_on(run_dir: Path) -> int:
 
 
 # proves SUP-15: exit code 0 half way is not completion
+@pytest.mark.slow
 def test_exit_code_0_half_way_is_not_completed(ended_early: Path) -> None:
     found = state(ended_early)
     assert found.outcome is Outcome.GAVE_UP
@@ -107,6 +108,7 @@ def test_exit_code_0_half_way_is_not_completed(ended_early: Path) -> None:
 
 
 # proves SUP-14: the four newest checkpoints damaged in four ways cost four checkpoints and nothing else
+@pytest.mark.slow
 def test_damaged_checkpoints_are_stepped_over(tmp_path: Path, ended_early: Path, undisturbed: Path) -> None:
     place = copy_of(ended_early, tmp_path / "run")
     for damage, checkpoint in zip(DAMAGES, checkpoints(place)[1:], strict=True):
@@ -137,6 +139,7 @@ def test_a_damaged_newest_checkpoint(
 
 
 # proves SUP-14: never a silent restart from zero
+@pytest.mark.slow
 def test_no_good_checkpoint_left_stops_the_run(tmp_path: Path, ended_early: Path) -> None:
     place = copy_of(ended_early, tmp_path / "run")
     for checkpoint in checkpoints(place):
@@ -254,6 +257,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 # proves SUP-13: a disk that fills up in a save costs old checkpoints, never the last good one
+@pytest.mark.slow
 def test_a_disk_that_fills_up(small_disk: Path) -> None:
     place = small_disk / "run"
     changes = {**QUICKER, "model.lora.r": 64, "train.max_steps": 8, "checkpoint.save_steps": 1}

@@ -123,6 +123,15 @@ def test_a_stop_leaves_no_verdict_and_a_failure_is_never_a_pass(run_dir: Path) -
     assert judged(run_dir, Evaluations()) is GateVerdict.PASS, "what could not be judged is tried again"
 
 
+def test_benches_that_would_share_a_folder_are_refused(run_dir: Path) -> None:
+    gate = run_dir.parents[1] / "gate.yaml"
+    document = YAML(typ="safe").load(gate)
+    document["benches"] *= 2
+    YAML(typ="safe").dump(document, gate)
+    with pytest.raises(InputError, match="2 benches have files of the name bench"):
+        judged(run_dir, Evaluations())
+
+
 def export(run_dir: Path, *more: str) -> int:
     return main(["export", str(run_dir), "--out", str(run_dir.parents[1] / "out"), *more])
 
@@ -209,6 +218,14 @@ def two_of_one_name(run_dir: Path) -> None:
     judge_run(trained(run_dir), lax, Evaluations(drop=0.9))
 
 
+def judged_and_taken_away(run_dir: Path) -> None:
+    fails(run_dir)
+    shutil.rmtree(run_dir / "eval")
+    document = YAML(typ="safe").load(RunPaths(run_dir).run_yaml)
+    del document["gates"]
+    YAML(typ="safe").dump(document, RunPaths(run_dir).run_yaml)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -221,6 +238,7 @@ def two_of_one_name(run_dir: Path) -> None:
         (judged_another, "judged another checkpoint"),
         (changed_by_hand, "changed by hand"),
         (without_its_file, "its file cannot be read"),
+        (judged_and_taken_away, "toy has not judged step-00000003: it has judged this run before"),
     ],
 )
 def test_a_gate_is_not_skipped(

@@ -231,6 +231,8 @@ def test_the_release_is_a_reference(place: Path, capsys: pytest.CaptureFixture[s
     assert code == 2 and "it is the candidate's own evaluation" in said
     code, said = gated(write_gate(place, candidate="worse", release="candidate"), capsys)
     assert code == 1 and "against release" in said
+    code, said = gated(write_gate(place, release="base"), capsys)
+    assert code == 2 and "release: it is the base itself, without an adapter" in said
 
 
 # proves EVL-2: a baseline is asked once and found again by what it is a baseline of
@@ -287,6 +289,15 @@ def test_a_wrong_gate_is_refused(
     assert main(["eval", "gate", str(gate)]) == 2
     said = capsys.readouterr().err
     assert reason in said and "gate.yaml:" in said and "Traceback" not in said
+
+
+# proves EVL-1: a bound that hardly any draw lies beyond is none
+def test_too_few_draws_for_the_confidence_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = write_gate(place)
+    gate.write_text(gate.read_text() + "draws: 1000\nconfidence: 0.999\n")
+    assert main(["eval", "gate", str(gate)]) == 2
+    said = capsys.readouterr().err
+    assert "gate.yaml" in said and "set draws to 5000 or more" in said and "Traceback" not in said
 
 
 # proves EVL-2: for programs as well

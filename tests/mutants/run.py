@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutant import Mutant
+from mutants import MUTANTS
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("supervisor", "trainer", "rft", "evalsuite")

@@ -52,3 +52,11 @@ def sleeper() -> Iterator[Callable[[], int]]:
     for process in made:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """In place of /dev/shm."""
+    place = tmp_path / "memory"
+    place.mkdir()
+    return place

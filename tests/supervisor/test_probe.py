@@ -10,10 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from supervisor.planning.probe import probe_command, run_to_its_end
+from supervisor.planning.probe import pace_told, probe_command, run_to_its_end
 from supervisor.process.leftovers import processes_of
+from supervisor.protocol.events import Event
 from supervisor.protocol.paths import RunPaths
 from trainer.job import SFT
 
@@ -77,3 +79,15 @@ def test_a_probe_acts_in_nobodys_name() -> None:
     assert sets[0] == "train.seed=1" and "train.max_steps=8" in sets
     assert {"notify.command=[]", "train.report_to=[]", "limits.admission=off"} <= set(sets)
     assert "--force-overfit" in command
+
+
+def test_the_pace_of_steps_that_nobody_saw_is_told_by_their_events(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert pace_told(paths) is None
+    # two attempts; between the two lies a restart, which no step takes
+    times = [(1, 1, 10.0), (1, 2, 14.0), (2, 2, 100.0), (2, 3, 100.5), (2, 4, 101.5)]
+    events = [Event(at, "trainer", "progress", attempt, step) for attempt, step, at in times]
+    paths.events.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events[:1]))
+    assert pace_told(paths) is None
+    paths.events.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+    assert pace_told(paths) == 0.75

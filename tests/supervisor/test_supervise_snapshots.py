@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from scripted_runs import alive, config, events, final_adapter, run, start_supervisor, state, wait_for
+from scripted_runs import events
+from snapshotting import checkpoints, mounted, snapshotting
 
 from supervisor.checkpoints import CheckpointInfo, inspect_checkpoint
-from supervisor.protocol.heartbeat import read_heartbeat
 from supervisor.protocol.manifest import FORMAT_VERSION, Manifest, read_manifest, write_manifest
-from supervisor.protocol.paths import RunPaths
-from supervisor.protocol.snapshot import SEAL_NAME, Seal, read_seal, seal, sealed_file
+from supervisor.protocol.snapshot import SEAL_NAME, Seal, seal, sealed_file
 from supervisor.sensors.disk import disk_space
-from supervisor.state import Outcome
-from supervisor.supervise import RunRequest, supervise
+from supervisor.supervise import RunRequest
 from supervisor.supervise.attempt import prepare_attempt
 from supervisor.supervise.follow import Follower
 from supervisor.supervise.opening import Run, open_run
@@ -38,24 +33,8 @@ from supervisor.supervise.snapshots import (
     snapshot_home,
     with_snapshot,
 )
-from supervisor.yaml_source import render_yaml
 
 MIB = 1 << 20
-TRAIN: dict[str, Any] = {"snapshots": True}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    """In place of /dev/shm."""
-    place = tmp_path / "memory"
-    place.mkdir()
-    return place
-
-
-def snapshotting(memory: Path, *faults: dict[str, Any], save_steps: int = 100, **sections: Any) -> Any:
-    checkpoint = {"snapshot": str(memory), "save_steps": save_steps, **sections.pop("checkpoint", {})}
-    train = {**TRAIN, **sections.pop("train", {})}
-    return config(*faults, train=train, checkpoint=checkpoint, **sections)
 
 
 @pytest.fixture
@@ -87,23 +66,6 @@ def put(run: Run, slot: str, step: int, content: bytes = b"weights" * 100, **cha
     records = {name: sealed_file(data) for name, data in files.items()}
     seal(folder, Seal(msgspec.structs.replace(manifest, **changes), records))
     return folder
-
-
-@contextmanager
-def mounted(place: Path) -> Iterator[Path]:
-    """A real tmpfs of 8 MiB."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0777", "tmpfs", str(place)]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a tmpfs cannot be mounted here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def checkpoints(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
 def warnings(run: Run) -> list[str]:
@@ -288,132 +250,6 @@ def test_no_space_in_the_middle_of_the_copy_leaves_nothing(on_a_small_disk: Run,
     assert checkpoints(run.paths.root) == []
     assert "No space left on device" in warnings(run)[0]
     assert (slot / SEAL_NAME).exists()
-
-
-# --- whole runs -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    place = tmp_path_factory.mktemp("undisturbed") / "r"
-    assert run(config(), place) is Outcome.COMPLETED
-    return final_adapter(place)
-
-
-# proves SUP-15: what lies about in memory or under the name of the link does not cost a completed run its outcome
-def test_what_cannot_be_cleaned_up_costs_no_completed_run(tmp_path: Path, memory: Path) -> None:
-    place = tmp_path / "r"
-    gate = tmp_path / "gate"
-    stopped = {"at": 4, "do": "fail", "kind": "data_error", "attempt": 1}
-    waits = {"at": 9, "do": "wait_for_file", "file": str(gate)}
-    assert run(snapshotting(memory, stopped, waits), place) is Outcome.GAVE_UP
-    (place / "final").mkdir()
-    with ExitStack() as stack:
-
-        def make_it_busy() -> None:
-            for home in memory.glob("mens-sup-*"):
-                if not (home / "busy").exists():
-                    stack.enter_context(mounted(home / "busy"))
-                    gate.touch()
-
-        assert supervise(RunRequest(None, place), make_it_busy) is Outcome.COMPLETED
-    found = state(place)
-    assert found.outcome is Outcome.COMPLETED
-    assert f"The adapter is in {RunPaths(place).checkpoint(12)}; " in found.explanation
-    assert [path.name for path in place.glob(".staging*")] == []
-    assert "cannot be removed" in events(place, "warning")[-1].message
-
-
-def starts(run_dir: Path) -> list[int | None]:
-    return [event.step for event in events(run_dir, "attempt_started")]
-
-
-# proves SUP-11: no checkpoint was due yet, and not one finished step is lost
-def test_a_killed_trainer_loses_no_finished_step(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
-    faults = [{"at": at, "do": "kill9", "attempt": number} for number, at in enumerate((5, 8, 9), 1)]
-    place = tmp_path / "r"
-    loaded = snapshotting(memory, *faults, limits={"max_attempts": 4})
-    assert run(loaded, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 4, 7, 8]
-    assert final_adapter(place) == undisturbed
-    assert list(memory.iterdir()) == []
-    kept = [info.name for info in (place / "checkpoints").iterdir()]
-    assert kept == ["step-00000012"], "interim ones last only as long as they are the newest"
-
-
-def test_off_means_off(tmp_path: Path, memory: Path) -> None:
-    place = tmp_path / "r"
-    loaded = snapshotting(memory, {"at": 5, "do": "kill9", "attempt": 1}, checkpoint={"snapshot": "off"})
-    assert run(loaded, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 0]
-
-
-def test_a_place_that_is_not_there_is_said_and_trained_without(tmp_path: Path) -> None:
-    place = tmp_path / "r"
-    assert run(snapshotting(tmp_path / "absent"), place) is Outcome.COMPLETED
-    (warning,) = events(place, "warning")
-    assert "A crash costs up to 100 steps" in warning.message
-
-
-# proves SUP-11: a run that is given up keeps what was done
-def test_the_work_before_a_data_error_is_saved(tmp_path: Path, memory: Path) -> None:
-    place = tmp_path / "r"
-    fault = {"at": 8, "do": "fail", "kind": "data_error", "attempt": 1}
-    assert run(snapshotting(memory, fault), place) is Outcome.GAVE_UP
-    assert checkpoints(place) == ["step-00000007"]
-    assert list(memory.iterdir()) == []
-    assert run(None, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 7]
-
-
-# proves SUP-10, SUP-11: SIGKILL of both at once, and a flush that was killed half-way
-def test_a_snapshot_outlives_both(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
-    place, gate = tmp_path / "r", tmp_path / "gate"
-    fault = {"at": 8, "do": "wait_for_file", "file": str(gate), "attempt": 1}
-    file = tmp_path / "job.yaml"
-    file.write_text(render_yaml(snapshotting(memory, fault).document))
-    supervisor = start_supervisor(file, place)
-    paths = RunPaths(place)
-
-    def waiting() -> int | None:
-        beat = read_heartbeat(paths.attempt(1).heartbeat) if paths.attempt(1).heartbeat.exists() else None
-        sealed = [read_seal(slot) for slot in memory.glob("*/b")]  # the slot of odd steps
-        return beat.pid if beat is not None and [found.manifest.step for found in sealed if found] == [7] else None
-
-    pid = wait_for(waiting)
-    supervisor.kill()
-    supervisor.wait()
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive(pid))
-    half = paths.checkpoints() / ".staging-step-00000007-1"
-    half.mkdir()
-    (half / "adapter.bin").write_bytes(b"half")
-    assert run(None, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 7]
-    assert final_adapter(place) == undisturbed
-    assert not half.exists() and list(memory.iterdir()) == []
-
-
-# proves SUP-14: what kills its loader is distrusted also when it came from a snapshot, and does not come back
-def test_a_distrusted_state_does_not_come_back(tmp_path: Path, memory: Path, undisturbed: bytes) -> None:
-    place = tmp_path / "r"
-    faults = [{"at": 6, "do": "kill9", "attempt": 1}, {"at": 0, "do": "segfault", "resumed_from": 5}]
-    loaded = snapshotting(memory, *faults, save_steps=3, limits={"max_attempts": 4})
-    assert run(loaded, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 5, 5, 3]
-    assert [path.name for path in RunPaths(place).quarantine().iterdir()] == ["step-00000005"]
-    assert final_adapter(place) == undisturbed
-
-
-# proves SUP-4: another model is a new run from step 0; what the old one had learnt is kept
-def test_another_model_does_not_start_from_the_old_ones_snapshot(tmp_path: Path, memory: Path) -> None:
-    place = tmp_path / "r"
-    fault = {"at": 6, "do": "oom", "limit": 1, "attempt": 1}
-    loaded = snapshotting(memory, fault, relief={"ladder": ["switch_model"]})
-    assert run(loaded, place) is Outcome.COMPLETED
-    assert starts(place) == [0, 0]
-    assert checkpoints(place) == ["step-00000005"]
-    assert state(place).lineage == 2
 
 
 # --- whose folder it is ---------------------------------------------------------------------------

@@ -60,6 +60,9 @@ def schemas() -> dict[str, Any]:
     return components
 
 
+# msgspec makes its own errors of NotImplementedError in these.
+
+
 def _plain(value: object) -> str:
     if isinstance(value, Path):
         return str(value)

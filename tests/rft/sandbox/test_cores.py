@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rft.config import JudgeSection
-from rft.sandbox import judges
+from rft.sandbox import pair
+from rft.sandbox.cgroup import Groups
 from rft.sandbox.cores import Cores, place
+from rft.sandbox.pair import Pair, ProgramLimits
 from rft.tasks.task import Check, Task
 from rft.verifiers.python_tests import PythonTests, PythonTestsSettings
-from rft.verifiers.verdict import Outcome
+from rft.verifiers.verdict import Isolation
 
 ALL = sorted(os.sched_getaffinity(0))
 HOW_MANY = """
@@ -29,16 +34,46 @@ def cores(wanted):
 # proves the judging speed of RFT-3
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one core only")
 def test_a_program_shares_one_core_with_its_tests_until_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = PythonTests(PythonTestsSettings(seconds=40), JudgeSection(workers=1))
-    verifier.open()
+    limits = ProgramLimits(seconds=40, cpu_seconds=30, memory_bytes=1 << 29, processes=8, tmp_bytes=1 << 20, files=64)
+    groups = Groups()
+    os.sched_setaffinity(0, {ALL[-1]})
+    try:
+        warm = Pair(limits, Isolation.BUBBLEWRAP, (), groups, ALL[-1], set(ALL))
+    finally:
+        os.sched_setaffinity(0, ALL)
     try:
         for soon, cores in [(30.0, 1), (0.01, len(ALL)), (30.0, 1)]:
-            monkeypatch.setattr(judges, "_SOON_SECONDS", soon)
-            data = {"tests": [f"assert cores({cores}) == {cores}"], "format": "continuation"}
-            found = verifier.judge(Task("t/1", "t", (), Check("python_tests", data)), HOW_MANY)
-            assert found.outcome is Outcome.ACCEPTED, found
+            monkeypatch.setattr(pair, "_SOON_SECONDS", soon)
+            found = warm.judge(json.dumps({"tests": [f"assert cores({cores}) == {cores}"]}), HOW_MANY)
+            assert found.outcome == "accepted", found
+    finally:
+        warm.close()
+        groups.close()
+
+
+WHERE = """
+import os, time
+def where():
+    core, = os.sched_getaffinity(0)
+    time.sleep(2)
+    return core + 1000
+"""
+
+
+# proves the judging speed of RFT-3: each judge is on a core of its own, and who asks is not
+@pytest.mark.skipif(len(ALL) < 2, reason="there is one core only")
+def test_every_judge_has_its_core() -> None:
+    verifier = PythonTests(PythonTestsSettings(), JudgeSection(workers=2))
+    task = Task("t/1", "t", (), Check("python_tests", {"tests": ["assert where() == 0"], "format": "continuation"}))
+    verifier.open()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda _: verifier.judge(task, WHERE), range(2)))
     finally:
         verifier.close()
+    said = {re.search(r"gave (\d+)", verdict.diagnostic)[1] for verdict in found}  # type: ignore[index]
+    assert len(said) == 2, found
+    assert os.sched_getaffinity(0) == set(ALL)
 
 
 def test_the_least_used_core_is_next() -> None:

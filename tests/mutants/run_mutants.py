@@ -1,0 +1,165 @@
+"""Defects of a run: its configuration and adapter, packing, resuming, numbers that aren't any."""
+
+from __future__ import annotations
+
+from mutant import Mutant, mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- configuration ----------------------------------------------------------------------------------
+    mutant(
+        "a key of the YAML is ignored",
+        "TRN-9",
+        "trainer/training_arguments.py",
+        "        weight_decay=train.weight_decay,",
+        "        weight_decay=0.0,",
+        "trainer/test_knobs.py::test_the_knob_is_what_the_run_did[train.weight_decay]",
+    ),
+    mutant(
+        "unknown keys of the YAML are passed over",
+        "TRN-9",
+        "supervisor/config.py",
+        'strict=True, extra="forbid")',
+        'strict=True, extra="ignore")',
+        "supervisor/test_config.py::test_unknown_keys",
+    ),
+    # --- adapter ----------------------------------------------------------------------------------------
+    mutant(
+        "the adapter is bfloat16",
+        "TRN-10",
+        "trainer/sft.py",
+        "            parameter.data = adapter[name]",
+        "            parameter.data = parameter.data if name else adapter[name]",
+        "trainer/test_adapter.py::test_the_adapter_is_fp32_with_its_initial_values",
+    ),
+    mutant(
+        "dropout stays on in an evaluation",
+        "TRN-10",
+        "trainer/sft.py",
+        "        self.model.eval()",
+        "        self.model.train()",
+        "trainer/test_adapter.py::test_dropout_is_active_in_training_and_off_in_evaluation",
+    ),
+    mutant(
+        "dropout is off in training",
+        "TRN-10",
+        "trainer/model.py",
+        "lora_dropout=lora.lora_dropout,",
+        "lora_dropout=0.0,",
+        "trainer/test_adapter.py::test_dropout_is_active_in_training_and_off_in_evaluation",
+    ),
+    # --- packing ----------------------------------------------------------------------------------------
+    mutant(
+        "an attention mask of ones breaks the isolation",
+        "TRN-11",
+        "trainer/collate.py",
+        '            "position_ids": tensors[2],',
+        '            "position_ids": tensors[2],\n            "attention_mask": torch.ones_like(tensors[2]),',
+        "trainer/test_isolation.py::test_packing_changes_neither_loss_nor_gradients",
+    ),
+    mutant(
+        "positions run on from document to document",
+        "TRN-11",
+        "trainer/collate.py",
+        "np.arange(len(ids), dtype=np.int64)]))",
+        "np.arange(len(ids), dtype=np.int64) + sum(part.shape[1] for part in parts)]))",
+        "trainer/test_isolation.py::test_packing_changes_neither_loss_nor_gradients",
+    ),
+    # --- resuming ---------------------------------------------------------------------------------------
+    mutant(
+        "random state is not restored",
+        "TRN-12",
+        "trainer/step_boundary.py",
+        "            if self.trainer.resume_from is not None:",
+        "            if self.trainer.resume_from is not None and False:",
+        "trainer/test_resume.py::test_a_resumed_run_is_the_undisturbed_one",
+    ),
+    mutant(
+        "a resumed run starts with fresh moments",
+        "TRN-12",
+        "trainer/sft.py",
+        "            self.optimizer.load_state_dict(read_optimiser_state(Path(checkpoint)))",
+        "            read_optimiser_state(Path(checkpoint))",
+        "trainer/test_resume.py::test_a_resumed_run_is_the_undisturbed_one",
+    ),
+    mutant(
+        "a resumed run starts with the first rows again",
+        "TRN-12",
+        "trainer/sft.py",
+        "first_bin = min(self.start_step * self.plan.spec.bins_per_step, self.plan.total_bins - 1)",
+        "first_bin = 0",
+        "trainer/test_resume.py::test_a_resumed_run_is_the_undisturbed_one",
+    ),
+    mutant(
+        "a run is resumed on other data",
+        "TRN-13",
+        "trainer/checkpoint.py",
+        "        if before == now:",
+        '        if before == now or name == "data":',
+        "trainer/test_resume.py::test_a_difference_is_refused_by_its_name[data-data.sources]",
+    ),
+    mutant(
+        "a run is resumed on another base",
+        "TRN-13",
+        "trainer/run.py",
+        '"base": f"{base.name}@{base.revision}"',
+        '"base": base.name[:6]',
+        "trainer/test_resume.py::test_a_difference_is_refused_by_its_name[base-model.base]",
+    ),
+    mutant(
+        "a run is resumed in another precision",
+        "TRN-13",
+        "trainer/checkpoint.py",
+        "        if before == now:",
+        '        if before == now or name == "precision":',
+        "trainer/test_resume.py::test_a_difference_is_refused_by_its_name[precision-model.dtype]",
+    ),
+    mutant(
+        "one accepted change accepts them all",
+        "TRN-13",
+        "trainer/checkpoint.py",
+        "    return name in accepted or any(",
+        "    return bool(accepted) or any(",
+        "trainer/test_resume.py::test_an_accepted_difference_is_taken_and_said",
+    ),
+    mutant(
+        "the source that changed is not named",
+        "TRN-13",
+        "trainer/run.py",
+        "check_compatible(resumed, identity, spec.accepted_changes, sources)",
+        "check_compatible(resumed, identity, spec.accepted_changes)",
+        "trainer/test_evaluations.py::test_a_corpus_that_changed_is_refused_with_its_source",
+    ),
+    mutant(
+        "any number of passes over the data is planned",
+        "TRN-14",
+        "trainer/corpus_check.py",
+        "    if planned_tokens <= MOST_PASSES * corpus_tokens:",
+        "    if planned_tokens <= MOST_PASSES * corpus_tokens or corpus_tokens:",
+        "trainer/test_evaluations.py::test_more_than_four_passes_are_refused_unless_forced",
+    ),
+    # --- numbers that aren't any ------------------------------------------------------------------------
+    mutant(
+        "a step is taken with a gradient that is not finite",
+        "TRN-15",
+        "trainer/sft.py",
+        "        if not np.isfinite(value):",
+        "        if not np.isfinite(value) and not model:",
+        "trainer/test_non_finite.py::test_a_non_finite_gradient_stops_before_the_optimiser",
+    ),
+    mutant(
+        "weights that are not finite are saved",
+        "TRN-15",
+        "trainer/checkpoint.py",
+        "        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):",
+        "        if tensor.is_complex() and not bool(torch.isfinite(tensor).all()):",
+        "trainer/test_non_finite.py::test_non_finite_weights_and_moments_are_never_saved",
+    ),
+    mutant(
+        "a loss spike goes unnoticed",
+        "TRN-15",
+        "trainer/loss_spike.py",
+        "RISE = 1.5",
+        "RISE = 1.5e9",
+        "trainer/test_loss_spike.py::test_a_jump_is_noticed_and_does_not_become_the_new_normal",
+    ),
+)
