@@ -105,6 +105,8 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self.start_step = start_step
         self.tokens_done = resumed.tokens_seen if resumed else 0
         self.rows_done = resumed.rows_seen if resumed else 0
+        self.label_tokens_done: int | torch.Tensor = 0  # a tensor is left one: reading it would wait for the GPU
+        self._step_label_tokens: int | torch.Tensor = 0
         self.ending: str | None = None
         """Why the training ends with the step that is under way, before its last planned one."""
         self.grad_norm_clipped: float | None = None
@@ -206,11 +208,13 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         rows, tokens = self.exchange.finish(self.reporter.stop_requested, random_state)
         self.rows_done += rows
         self.tokens_done += tokens
+        self.label_tokens_done = self.label_tokens_done + self._step_label_tokens
         self.reached = replace(self.reached, batch_tokens=max(self.reached.batch_tokens, self._step_tokens))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Label tokens of the window over all ranks; gradients are averaged over them, so a rank has its share."""
         items = super()._get_num_items_in_batch(batch_samples, device)
+        self._step_label_tokens = items
         return items if self.ranks.size == 1 else items / self.ranks.size
 
     def compute_loss(

@@ -54,8 +54,8 @@ def train(message: Message, context: Context) -> Message:
         time.sleep(POLL_SECONDS)
     done, flat = found
     claim = Claim(
-        node.federation, node.node, task.round, task.broadcast, task.layout.digest, done.digest, done.tokens,
-        done.steps, done.seconds, done.rows,
+        node.federation, node.node, task.round, task.broadcast, task.layout.digest, done.digest, done.label_tokens,
+        done.tokens, done.steps, done.seconds, done.rows,
     )  # fmt: skip
     signature = sign(claim, read_delta_key(folder))
     return Message(content({"claim": msgspec.json.encode(claim), "signature": signature}, flat), reply_to=message)

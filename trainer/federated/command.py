@@ -92,7 +92,7 @@ def _status(options: argparse.Namespace) -> int:
     for record in records[-10:]:
         moved = "" if record.bytes_moved is None else f"; {record.bytes_moved / 1e6:.2f} MB moved so far"
         sys.stdout.write(
-            f"round {record.round}: {record.seconds:.0f} s, {sum(record.counted.values())} tokens of "
+            f"round {record.round}: {record.seconds:.0f} s, {sum(record.counted.values())} label tokens of "
             f"{', '.join(sorted(record.counted)) or 'nobody'}"
             + "".join(f"; {node} refused: {why}" for node, why in record.refused.items())
             + (f"; silent: {', '.join(record.missing)}" if record.missing else "")

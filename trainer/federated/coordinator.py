@@ -80,7 +80,8 @@ class WireError(Exception):
 
 class Record(msgspec.Struct, frozen=True):
     """One round, as it ended. ``counted``: label tokens by node; ``late``: of those, how many rounds late; ``refused``:
-    why, by node; ``missing``: asked and silent until the deadline; ``steps`` and ``rows`` of all that counted."""
+    why, by node; ``missing``: asked and silent until the deadline; ``tokens``, ``steps`` and ``rows`` of all that
+    counted."""
 
     round: int
     seconds: float
@@ -91,6 +92,7 @@ class Record(msgspec.Struct, frozen=True):
     lost_share: float
     averaging_error: float
     bytes_moved: int | None
+    tokens: int = 0
     steps: int = 0
     rows: int = 0
 
@@ -112,7 +114,7 @@ class State(msgspec.Struct, frozen=True):
     parted: bool = False
 
     @property
-    def tokens(self) -> int:
+    def label_tokens(self) -> int:
         return sum(sum(record.counted.values()) for record in self.records)
 
 
@@ -276,7 +278,7 @@ class Coordinator:
             why = fault(claim, answer.signature, answer.adapter, asked, self.keys[owing.node]) or ""
             if not why:
                 return Arrival(
-                    owing.node, owing.round, claim.tokens, answer.adapter, steps=claim.steps, rows=claim.rows
+                    owing.node, owing.round, claim.label_tokens, answer.adapter, claim.tokens, claim.steps, claim.rows
                 )
         refused[owing.node, owing.round] = why
         self.say(f"the delta of {owing.node} for round {owing.round} does not count: {why}")
@@ -341,14 +343,15 @@ class Coordinator:
         counted: dict[str, int] = {}
         taken = [arrival for arrival in counting if (arrival.node, arrival.round) in shares]
         for arrival in taken:  # a node may have a late delta and one that is in time
-            counted[arrival.node] = counted.get(arrival.node, 0) + arrival.tokens
+            counted[arrival.node] = counted.get(arrival.node, 0) + arrival.label_tokens
         record = Record(
             number, round(seconds, 3), counted,
             {a.node: number - a.round for a in counting if a.round < number},
             {node: why for (node, _), why in refused.items()},
             tuple(sorted(owing.node for owing in self._owing.values() if owing.round == number)),
             after.lost_share, after.averaging_error, self.wire.bytes_moved(),
-            sum(arrival.steps for arrival in taken), sum(arrival.rows for arrival in taken),
+            sum(arrival.tokens for arrival in taken), sum(arrival.steps for arrival in taken),
+            sum(arrival.rows for arrival in taken),
         )  # fmt: skip
         write_adapter(self.folder, number + 1, joined(after.adapter, after.frozen))
         after_it = State(
@@ -359,7 +362,7 @@ class Coordinator:
         write_state(self.folder, after_it)
         adapter_path(self.folder, number - rounds.late_rounds).unlink(missing_ok=True)
         self.say(
-            f"round {number} of {rounds.count}: {sum(counted.values())} tokens of {len(counted)} nodes; "
+            f"round {number} of {rounds.count}: {sum(counted.values())} label tokens of {len(counted)} nodes; "
             f"{after.lost_share:.2%} of the energy had no room in the rank, averaging factors would have been "
             f"{after.averaging_error:.2%} off"
         )

@@ -26,7 +26,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node says of the adapter that it hands in, and signs.
 
     ``round``: whose broadcast it began from, ``began_from`` the digest of that broadcast. ``digest``: of the array.
-    ``tokens``: label tokens trained on in this round, ``rows``: their rows. ``seconds``: of training.
+    ``label_tokens``: of the losses averaged in this round, by which a delta weighs; ``tokens`` and ``rows``: what they
+    were read from, prompts and all. ``seconds``: of training.
     """
 
     federation: str
@@ -35,10 +36,11 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     began_from: str
     layout: str
     digest: str
+    label_tokens: int
     tokens: int
     steps: int
     seconds: float
-    rows: int = 0
+    rows: int
 
 
 def sign(claim: Claim, key: Ed25519PrivateKey) -> bytes:
@@ -91,8 +93,8 @@ def fault(claim: Claim, signature: bytes, flat: Flat, asked: Asked, key: Ed25519
         return "its bytes are not those that were signed"
     if not np.isfinite(flat).all():
         return "it has values that are not finite"
-    if claim.tokens <= 0 or not (math.isfinite(claim.seconds) and claim.seconds >= 0):
-        return f"it claims {claim.tokens} tokens in {claim.seconds} seconds"
+    if not 0 < claim.label_tokens <= claim.tokens or not (math.isfinite(claim.seconds) and claim.seconds >= 0):
+        return f"it claims {claim.label_tokens} label tokens of {claim.tokens} tokens in {claim.seconds} seconds"
     if min(claim.steps, claim.rows) < 0:
         return f"it claims {claim.steps} steps and {claim.rows} rows"
     return None

@@ -66,14 +66,14 @@ def _holds(final: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _manifest(plan: Blueprint, state: State, rank: int, staged: Path) -> Manifest:
-    """Steps and rows are those of all deltas that counted."""
+    """Steps, tokens and rows are those of all deltas that counted."""
     steps = sum(record.steps for record in state.records)
     nodes = {node for record in state.records for node in record.counted}
     return Manifest(
         format_version=FORMAT_VERSION,
         step=steps,
         planned_steps=steps,
-        tokens_seen=state.tokens,
+        tokens_seen=sum(record.tokens for record in state.records),
         rows_seen=sum(record.rows for record in state.records),
         epoch=0.0,
         attempt=1,

@@ -54,10 +54,11 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: int
     broadcast: str
     digest: str
+    label_tokens: int
     tokens: int
     steps: int
     seconds: float
-    rows: int = 0
+    rows: int
 
 
 class Mailbox:

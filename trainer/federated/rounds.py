@@ -14,13 +14,14 @@ from trainer.federated.products import Exact, Exactly, Term, averaging_error, ex
 
 @dataclass(frozen=True)
 class Arrival:
-    """A delta that is fit to count: of ``node``, trained from the broadcast of ``round`` on ``tokens`` label tokens, in
-    so many optimiser ``steps`` over so many ``rows``."""
+    """A delta that is fit to count: of ``node``, from the broadcast of ``round`` on so many ``label_tokens``, in
+    so many optimiser ``steps`` over so many ``rows`` of ``tokens`` in all."""
 
     node: str
     round: int
-    tokens: int
+    label_tokens: int
     adapter: Flat
+    tokens: int = 0
     steps: int = 0
     rows: int = 0
 
@@ -62,13 +63,13 @@ def weights(
 ) -> dict[tuple[str, int], float]:
     """By (node, round) of those that count: their shares, which add up to 1 where none is late, and to less otherwise.
 
-    A delta's share is that of its tokens in all that count, times ``late_factor`` for each round that it is late. One
-    that is more than ``late_rounds`` late doesn't count, and the same node's delta of the same round counts once.
+    A delta's share is that of its label tokens in all that count, times ``late_factor`` for each round that it is late.
+    One that is more than ``late_rounds`` late doesn't count, and the same node's delta of the same round counts once.
     """
     tokens: dict[tuple[str, int], int] = {}
     for arrival in arrivals:
-        if 0 <= current - arrival.round <= late_rounds and arrival.tokens > 0:
-            tokens[arrival.node, arrival.round] = arrival.tokens
+        if 0 <= current - arrival.round <= late_rounds and arrival.label_tokens > 0:
+            tokens[arrival.node, arrival.round] = arrival.label_tokens
     whole = sum(tokens.values())
     return {key: count / whole * late_factor ** (current - key[1]) for key, count in tokens.items()}
 

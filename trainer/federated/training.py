@@ -9,7 +9,7 @@ over, it ends as completed, with a checkpoint.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -41,7 +41,7 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         self.mailbox = mailbox
         self._task: Task | None = None
         self._began = 0.0
-        self._tokens_before = self._rows_before = 0
+        self._before = Counted(0, 0, 0)
         self._first_step = 0
 
     def on_step_begin(
@@ -111,20 +111,20 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate may have wrapped it
         reset_moments(optimizer)
         self._began = time.monotonic()
-        self._tokens_before, self._rows_before = trainer.tokens_done, trainer.rows_done
+        self._before = counted(trainer)
         self._first_step = step
         self.reporter.event("federated", f"round {task.round} begins, {task.train_seconds} seconds", round=task.round)
 
     def _hand_in(self, task: Task, step: int) -> None:
         flat = pack(task.layout, _adapter(self.trainer.accelerator.unwrap_model(self.trainer.model)))
         seconds = time.monotonic() - self._began
-        tokens, steps = self.trainer.tokens_done - self._tokens_before, step - self._first_step
-        rows = self.trainer.rows_done - self._rows_before
-        done = Done(task.round, task.broadcast, digest(flat), tokens, steps, round(seconds, 3), rows)
+        labels, tokens, rows = (now - before for now, before in zip(counted(self.trainer), self._before, strict=True))
+        steps = step - self._first_step
+        done = Done(task.round, task.broadcast, digest(flat), labels, tokens, steps, round(seconds, 3), rows)
         self.mailbox.put_done(done, flat)
         self.reporter.event(
-            "federated", f"round {task.round} is done: {steps} steps, {tokens} tokens in {seconds:.0f} seconds",
-            round=task.round, steps=steps, tokens=tokens,
+            "federated", f"round {task.round} is done: {steps} steps, {labels} label tokens in {seconds:.0f} seconds",
+            round=task.round, steps=steps, label_tokens=labels,
         )  # fmt: skip
 
     def _warm_up(self, step: int) -> None:
@@ -134,6 +134,18 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         scheduled = self.trainer.lr_scheduler.get_last_lr()
         for group, rate in zip(self.trainer.optimizer.param_groups, scheduled, strict=True):
             group["lr"] = rate * share
+
+
+class Counted(NamedTuple):
+    """What a trainer has trained on since it began."""
+
+    label_tokens: int
+    tokens: int
+    rows: int
+
+
+def counted(trainer: SupervisedSFTTrainer) -> Counted:
+    return Counted(int(trainer.label_tokens_done), trainer.tokens_done, trainer.rows_done)
 
 
 def _tensors(layout: Layout, flat: Flat) -> dict[str, torch.Tensor]:

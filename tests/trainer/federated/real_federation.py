@@ -190,8 +190,8 @@ class RealFederation:
         found: dict[int, list[int]] = {}
         for line in (self.root / node / "run/events.jsonl").read_text().splitlines():
             data = msgspec.json.decode(line, type=Event).data
-            if "tokens" in data and "round" in data:
-                found.setdefault(data["round"], []).append(data["tokens"])
+            if "label_tokens" in data and "round" in data:
+                found.setdefault(data["round"], []).append(data["label_tokens"])
         return found
 
 

@@ -50,7 +50,7 @@ class ToyWire:
             adapter = broadcast + move
             claim = Claim(
                 asked.federation, node, asked.round, asked.began_from, asked.layout.digest, digest(adapter),
-                100 * int(node[-1]), 5, takes,
+                100 * int(node[-1]), 150 * int(node[-1]), 5, takes, 2,
             )  # fmt: skip
             answer = Answer(handle, msgspec.json.encode(claim), sign(claim, KEYS[node]), adapter)
             self.due[handle] = (self.now + takes, self.spoil(answer))
@@ -96,7 +96,7 @@ def _products(flat: Flat) -> list[np.ndarray]:  # type: ignore[type-arg]
 def test_three_nodes_that_are_in_time(tmp_path: Path) -> None:
     state, said = _run(tmp_path, ToyWire(dict.fromkeys(KEYS, 10.0)))
     assert [dict(record.counted) for record in state.records] == [{"node1": 100, "node2": 200, "node3": 300}] * 3
-    assert state.tokens == 1800
+    assert state.label_tokens == 1800
     assert all(record.seconds < 12 and not record.missing and not record.refused for record in state.records)
     assert all(record.averaging_error > 0 for record in state.records)
     assert any(np.abs(product).max() > 0 for product in _products(read_adapter(tmp_path, 3)))
@@ -143,7 +143,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_its_round(tmp_path: Path, kil
         _run(tmp_path, ToyWire(dict.fromkeys(KEYS, 10.0)), stop_at=killed_at)
     state, _ = _run(tmp_path, ToyWire(dict.fromkeys(KEYS, 10.0)))
     assert [record.round for record in state.records] == [0, 1, 2]
-    assert len(state.counted) == 9 and state.tokens == 1800
+    assert len(state.counted) == 9 and state.label_tokens == 1800
     whole, _ = _run(tmp_path / "whole", ToyWire(dict.fromkeys(KEYS, 10.0)))
     assert np.array_equal(read_adapter(tmp_path, 3), read_adapter(tmp_path / "whole", 3))
     assert whole.counted == state.counted

@@ -15,7 +15,7 @@ LAYOUT = Layout(2, (Layer("one", 3, 4), Layer("two", 5, 3)))
 BEGUN = np.zeros(LAYOUT.size, np.float32)
 ENDED = np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
 ASKED = Asked("lan", "node1", 7, digest(BEGUN), LAYOUT)
-CLAIM = Claim("lan", "node1", 7, digest(BEGUN), LAYOUT.digest, digest(ENDED), tokens=100, steps=3, seconds=9.5)
+CLAIM = Claim("lan", "node1", 7, digest(BEGUN), LAYOUT.digest, digest(ENDED), 100, 140, 3, 9.5, 7)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
@@ -36,7 +36,8 @@ def test_a_right_delta_has_no_fault() -> None:
         ({"began_from": "0" * 64}, "another broadcast"),
         ({"layout": "0" * 64}, "layers or rank"),
         ({"digest": "0" * 64}, "not those that were signed"),
-        ({"tokens": 0}, "0 tokens"),
+        ({"label_tokens": 0}, "0 label tokens"),
+        ({"label_tokens": 141}, "141 label tokens of 140"),
         ({"seconds": float("nan")}, "seconds"),
     ],
 )
@@ -49,7 +50,7 @@ def test_what_is_signed_but_wrong_is_refused(change: dict[str, Any], why: str) -
 # proves FED-1 (nobody else's signature, and no claim changed after it was signed)
 def test_the_signature_is_the_nodes_and_over_this_very_claim() -> None:
     stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    more = msgspec.structs.replace(CLAIM, tokens=10**9)
+    more = msgspec.structs.replace(CLAIM, label_tokens=140)
     for claim, signature in ((CLAIM, sign(CLAIM, stranger)), (more, sign(CLAIM, KEY)), (CLAIM, b"")):
         assert "signature" in str(fault(claim, signature, ENDED, ASKED, KEY.public_key()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainer.federated.mailbox import Done, Mailbox, Task
 from trainer.federated.packed import Flat, Layer, Layout, digest, layout_of, named, of_rank, padded, parted, unpack
 from trainer.federated.training import FederatedRounds
 from trainer.frozen_adapter import frozen_parameters
+from trainer.head_loss import IGNORED
 from trainer.model import add_adapter, load_base, trainable_parameters
 from trainer.residual_file import RESIDUAL_FILE
 
@@ -61,7 +63,7 @@ class Nodes:
         flat = (trained + draw.normal(0, 0.1, trained.size)).astype(np.float32)
         claim = Claim(
             asked.federation, node, asked.round, digest(broadcast), asked.layout.digest, digest(flat),
-            100 * int(node[-1]), 5, 1.0,
+            100 * int(node[-1]), 150 * int(node[-1]), 5, 1.0, 2,
         )  # fmt: skip
         self.handed_in[asked.round, node] = flat
         self.due.append(
@@ -216,6 +218,11 @@ def test_the_frozen_adapter_stays_as_it_was(
     assert "over after 4 rounds" in first.report.stopped_early
     handed_in = mailbox.done(3, digest(rounds.broadcast))
     assert handed_in is not None and handed_in[0].rows > 0
+    done, accumulated = handed_in[0], first.built.args.gradient_accumulation_steps
+    batches = list(islice(first.built.get_train_dataloader(), done.steps * accumulated))
+    labels = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+    assert (done.label_tokens, done.tokens) == (labels, sum(batch["tokens"] for batch in batches))
+    assert labels < done.tokens
     trained, frozen_layout, frozen = parted(rounds.layout, rounds.broadcast)
     assert not np.array_equal(handed_in[1], trained)
     wanted = named(of_rank(rounds.layout, ROOM), padded(frozen_layout, frozen, ROOM))

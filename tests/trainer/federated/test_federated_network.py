@@ -2,12 +2,13 @@
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from supervisor.problems import InputError
 from trainer.federated import flower
 from trainer.federated.bytes_moved import DATABASE
 from trainer.federated.identity import AUTHORITY, COORDINATOR, NODE_FILE, init
-from trainer.federated.simulate import start
 
 COORDINATORS_ADDRESS, BOXES_ADDRESS = "10.213.7.1", "10.213.7.2"
 HOSTILE = '''
@@ -56,7 +56,7 @@ if authority:
 else:
     connection = http.client.HTTPConnection(host, int(port), timeout=120)
 try:
-    connection.request("POST", path, b"")
+    connection.request("POST", path, b"", {"content-type": "application/protobuf"})
     answer = connection.getresponse()
     print(answer.status, answer.read().decode(errors="replace"))
 except (OSError, http.client.HTTPException) as error:
@@ -187,11 +187,15 @@ def _stranger_gets_nowhere(fed: RealFederation, tmp_path: Path) -> None:
         shutil.copy(fed.laid.nodes[0] / name, stranger / name)
     known = eventually("two registered nodes", lambda: (n := _rows(fed, "SELECT count(*) FROM node")) == [(2,)] and n)
     log = tmp_path / "stranger.log"
-    link = start([*fed.node_prefix, *flower.supernode(stranger, COORDINATORS_ADDRESS, fed.port, 19_443)], log)
+    with open(log, "wb") as stream:
+        link = subprocess.Popen(
+            [*fed.node_prefix, *flower.supernode(stranger, COORDINATORS_ADDRESS, fed.port, 19_443)],
+            env=flower.environment(tmp_path / "strangers", {}), stdout=stream, stderr=stream, start_new_session=True,
+        )  # fmt: skip
     try:
-        link.wait(1800)
-        assert link.returncode != 0
+        assert link.wait(1800) != 0
     finally:
-        link.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(link.pid, signal.SIGKILL)
         link.wait()
     assert _rows(fed, "SELECT count(*) FROM node") == known, log.read_text()

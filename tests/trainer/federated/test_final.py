@@ -46,7 +46,7 @@ def test_the_final_adapter_is_like_any_other(tmp_path: Path, tiny: Tiny, plan: B
     layout, frozen_layout = plan.layout, of_rank(plan.layout, rank)
     draw = np.random.default_rng(rank)
     adapter, frozen = (draw.normal(0, 0.1, each.size).astype(np.float32) for each in (layout, frozen_layout))
-    record = Record(0, 1.0, {"node1": 70, "node2": 30}, {}, {}, (), 0.0, 0.0, None, steps=12, rows=9)
+    record = Record(0, 1.0, {"node1": 70, "node2": 30}, {}, {}, (), 0.0, 0.0, None, tokens=180, steps=12, rows=9)
     mode = "exact" if rank else "product"
     state = State("lan", layout, 1, records=(record,), mode=mode)
     root = tmp_path / "lan"
@@ -80,7 +80,7 @@ def test_the_final_adapter_is_like_any_other(tmp_path: Path, tiny: Tiny, plan: B
     run = trained(root)
     assert (run.base, run.checkpoint) == ("random:1x64", final.resolve())
     manifest = read_manifest(final)
-    assert (manifest.step, manifest.tokens_seen, manifest.rows_seen) == (12, 100, 9)
+    assert (manifest.step, manifest.tokens_seen, manifest.rows_seen) == (12, 180, 9)
     assert manifest.identity["federation"] == f"lan, 2 nodes, 1 rounds, {mode}"
     export(root, tmp_path / "out", without_gate=None)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"adapter_model.safetensors", "template.json"}
