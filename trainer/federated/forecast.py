@@ -19,10 +19,12 @@ MB = 1e6
 @dataclass(frozen=True)
 class Forecast:
     """Of one round unless it says otherwise. ``speed_up``: tokens per hour, as a multiple of one box of the same make
-    that trains all the time. It holds for equal boxes that are all there."""
+    that trains all the time. It holds for equal boxes that are all there. ``frozen_mb``: of each card's memory, for the
+    frozen adapter of exact mode."""
 
     parameters: int
     adapter_mb: float
+    frozen_mb: float
     node_mb: float
     coordinator_mb: float
     transfer_seconds: float
@@ -47,7 +49,8 @@ def forecast(layout: Layout, sections: FederationSections) -> Forecast:
     """
     parameters = layout.size
     adapter = parameters * 4 / MB
-    down = adapter + (_residual_parameters(layout, sections) * 4 / MB)
+    frozen = _residual_parameters(layout, sections) * 4 / MB
+    down = adapter + frozen
     nodes, rounds = len(sections.nodes), sections.rounds
     transfer = nodes * (down + adapter) * 8 / sections.uplink_mbit
     aggregation = aggregation_seconds(layout, nodes, _held_rank(layout, sections))
@@ -56,6 +59,7 @@ def forecast(layout: Layout, sections: FederationSections) -> Forecast:
     return Forecast(
         parameters=parameters,
         adapter_mb=adapter,
+        frozen_mb=frozen,
         node_mb=down + adapter,
         coordinator_mb=nodes * (down + adapter),
         transfer_seconds=transfer,
@@ -107,6 +111,10 @@ def render(found: Forecast, sections: FederationSections) -> str:
         f"whole run    {found.hours:.1f} hours, {found.total_gb:.2f} GB",
         f"speed-up     {found.speed_up:.2f} times the tokens per hour of one such box",
     ]
+    if found.frozen_mb:
+        lines.append(
+            f"memory       {found.frozen_mb:.0f} MB more on each card than `mens-sup plan` says, for the frozen adapter"
+        )
     if not found.in_time:
         lines.append(
             f"too slow     no node would be in time: answers take "

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.federated.packed import Flat, Layer, Layout, unpack
-from trainer.federated.rounds import Arrival, Owing, expired, is_over, outcome, to_ask, weights
+from trainer.federated.packed import Flat, Layer, Layout, of_rank, unpack
+from trainer.federated.rounds import Arrival, Owing, exact_outcome, expired, is_over, outcome, to_ask, weights
 
 LAYOUT = Layout(2, (Layer("one", 12, 16), Layer("two", 9, 20)))
 
@@ -13,8 +13,8 @@ def _adapter(seed: int) -> Flat:
     return np.random.default_rng(seed).normal(size=LAYOUT.size).astype(np.float32)
 
 
-def _products(flat: Flat) -> list[np.ndarray]:  # type: ignore[type-arg]
-    return [factors.b.astype(np.float64) @ factors.a.astype(np.float64) for factors in unpack(LAYOUT, flat)]
+def _products(flat: Flat, layout: Layout = LAYOUT) -> list[np.ndarray]:  # type: ignore[type-arg]
+    return [factors.b.astype(np.float64) @ factors.a.astype(np.float64) for factors in unpack(layout, flat)]
 
 
 def _best(dense: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
@@ -82,6 +82,24 @@ def test_a_late_delta_is_added_to_where_the_adapter_is_now() -> None:
     ):
         wanted = _best(w + end - begin)
         assert np.linalg.norm(got - wanted) < 1e-5 * np.linalg.norm(wanted)
+
+
+# proves FED-1 (so it is in exact mode, to 1e-5, where adapter and frozen adapter together are the sum)
+def test_a_late_delta_in_exact_mode_is_the_dense_sum() -> None:
+    begun, now, late, in_time = _adapter(3), _adapter(4), _adapter(5), _adapter(6)
+    held = of_rank(LAYOUT, 3)
+    frozen = np.random.default_rng(7).normal(size=held.size).astype(np.float32)
+    arrivals = [Arrival("c", 6, 10, late), Arrival("a", 7, 30, in_time)]
+    shares = weights(arrivals, 7, late_factor=0.5, late_rounds=1)
+    assert shares == {("c", 6): 0.125, ("a", 7): 0.75}
+    found = exact_outcome(LAYOUT, {6: begun, 7: now}, 7, arrivals, shares, (held, frozen), cap=12)
+    wide = of_rank(LAYOUT, found.frozen.size // of_rank(LAYOUT, 1).size)
+    for got, rest, w, before, end, begin, other in zip(
+        _products(found.adapter), _products(found.frozen, wide), _products(now), _products(frozen, held),
+        _products(late), _products(begun), _products(in_time), strict=True,
+    ):  # fmt: skip
+        wanted = w + before + 0.125 * (end - begin) + 0.75 * (other - w)
+        assert np.linalg.norm(got + rest - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
 # proves FED-1 (a delta that came twice counts once)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainer.federated.config import FederationSections
-from trainer.federated.forecast import Forecast, aggregation_seconds, forecast
+from trainer.federated.forecast import Forecast, aggregation_seconds, forecast, render
 from trainer.federated.packed import Layer, Layout
 
 DOC = Path(__file__).parents[3] / "docs" / "scale.md"
@@ -16,10 +16,14 @@ LAYOUT = Layout(16, tuple(Layer(f"{block}.{i}", *shape) for block in range(36) f
 DAY = 86_400
 
 
-def planned(nodes: int, mbit: float) -> Forecast:
+def sections_of(nodes: int, mbit: float, **more: object) -> FederationSections:
     names = [f"node{number}" for number in range(nodes)]
-    document = {"name": "lan", "host": "h", "nodes": names, "train": "t.yaml", "uplink_mbit": mbit}
-    return forecast(LAYOUT, FederationSections.model_validate(document))
+    document = {"name": "lan", "host": "h", "nodes": names, "train": "t.yaml", "uplink_mbit": mbit, **more}
+    return FederationSections.model_validate(document)
+
+
+def planned(nodes: int, mbit: float) -> Forecast:
+    return forecast(LAYOUT, sections_of(nodes, mbit))
 
 
 def cost_row(nodes: int, mbit: int) -> str:
@@ -66,3 +70,13 @@ def test_a_round_is_training_sending_flower_and_aggregation() -> None:
     assert found.round_seconds == pytest.approx(600 + found.transfer_seconds + 10 + found.aggregation_seconds)
     assert found.speed_up == pytest.approx(30 * 600 / found.round_seconds)
     assert found.round_seconds > 900 and found.in_time
+
+
+# proves FED-1 (what exact mode costs is said: in bytes down, and in each card's memory)
+def test_the_frozen_adapter_is_counted() -> None:
+    sections = sections_of(3, 1000, aggregation={"mode": "exact", "residual_rank": 32})
+    found, plain = forecast(LAYOUT, sections), planned(3, 1000)
+    assert found.frozen_mb == pytest.approx(2 * plain.adapter_mb)
+    assert found.node_mb == pytest.approx(2 * plain.adapter_mb + found.frozen_mb)
+    assert f"memory       {found.frozen_mb:.0f} MB more on each card" in render(found, sections)
+    assert "memory" not in render(plain, sections_of(3, 1000))
