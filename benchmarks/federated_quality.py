@@ -1,7 +1,7 @@
 """Validation loss of a federation against a single box on the same bins of tokens, at the same rank, over seeds.
 
 Three nodes, each with a source of its own (functions of the standard library, ciphers, sentences to put in order), in
-rounds as trainer/federated has them: a broadcast, fresh moments, a short warm-up, products averaged by tokens and
+rounds as trainer/federated has them: a broadcast, fresh moments, a short warm-up, products averaged by label tokens and
 re-factored. One node after the other in this process, for a number of optimiser steps instead of seconds, so that no
 box is slowed by another's work. The single box takes the very bins of all nodes, shuffled, as many to a step. Peer:
 the same rounds with plain averaging of A and B.
@@ -92,7 +92,7 @@ class Box:
         return pack(self.layout, {name: tensor.detach().float().numpy().copy() for name, tensor in tensors.items()})
 
     def train(self, batches: Sequence[Batch], warmup: int, seed: int) -> int:
-        """One optimiser step for each batch; returns the tokens of their rows."""
+        """One optimiser step for each batch; returns the label tokens."""
         set_seed(seed)
         self.model.train()
         parameters = list(trainable_parameters(self.model).values())
@@ -104,7 +104,7 @@ class Box:
             torch.nn.utils.clip_grad_norm_(parameters, self.sections.train.max_grad_norm)
             self.optimiser.step()
             self.optimiser.zero_grad()
-        return sum(int(batch["tokens"]) for batch in batches)
+        return sum(labels_of(batch) for batch in batches)
 
     def losses(self, held_out: Sequence[Sequence[Batch]]) -> list[float]:
         """Nats per label token of each node's validation rows, and of all together."""
@@ -189,8 +189,8 @@ class Nodes:
         for index, (node, shard) in enumerate(zip(NODES, self.shards, strict=True)):
             self.box.put(broadcast)
             mine = shard[number * steps : (number + 1) * steps]
-            tokens = self.box.train(mine, self.options.warmup, self.seed * 1000 + number * 10 + index)
-            arrivals.append(Arrival(node, number, tokens, self.box.take()))
+            labels = self.box.train(mine, self.options.warmup, self.seed * 1000 + number * 10 + index)
+            arrivals.append(Arrival(node, number, labels, self.box.take()))
         return arrivals
 
 
@@ -202,7 +202,7 @@ def federate(box: Box, begin: Flat, nodes: Nodes, first: Sequence[Arrival], comb
         after = combine(box.layout, broadcast, number, arrivals)
         if combine is product_average:
             print(
-                f"    round {number}: tokens {', '.join(str(each.tokens) for each in arrivals)}; "
+                f"    round {number}: label tokens {', '.join(str(each.label_tokens) for each in arrivals)}; "
                 f"{after.lost_share:.2%} of the energy lost, averaging factors {after.averaging_error:.2%} off",
                 flush=True,
             )
