@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
+import signal
+import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from supervisor.problems import InputError
@@ -21,6 +25,8 @@ HOME_VARIABLE = "FLWR_HOME"
 CONNECTION = "lan"
 COMMAND_SECONDS = 600
 """For one command of Flower's, which starts slowly on a crowded machine."""
+GLANCE_SECONDS = 0.5
+"""Between two looks whether to stop, while such a command runs."""
 APP = """[project]
 name = "federated-lora"
 version = "1.0.0"
@@ -98,24 +104,47 @@ def connect(root: Path, port: int) -> None:
     (app / "pyproject.toml").write_text(APP)
 
 
-def register(root: Path, node: str) -> str | None:
+def illness(root: Path, port: int) -> str | None:
+    """Why the SuperLink cannot be asked yet; None when it can. Past any proxy: it is on loopback."""
+    context = ssl.create_default_context(cafile=str(root / COORDINATOR / AUTHORITY))
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return None if status == http.client.OK else f"it answers {status}"
+
+
+def register(root: Path, node: str, stopped: Callable[[], bool]) -> str | None:
     """Tell the SuperLink a node's public key; None, or why it was not taken. Known keys are refused by Flower."""
     key = root / COORDINATOR / node / FLEET_PUBLIC
-    return _flwr(root, ["supernode", "register", str(key), CONNECTION, "--name", node])
+    return _flwr(root, ["supernode", "register", str(key), CONNECTION, "--name", node], stopped)
 
 
-def submit(root: Path) -> str | None:
+def submit(root: Path, stopped: Callable[[], bool]) -> str | None:
     """Start the coordinator's rounds; None, or why not."""
-    return _flwr(root, ["run", str(root / COORDINATOR / "app"), CONNECTION])
+    return _flwr(root, ["run", str(root / COORDINATOR / "app"), CONNECTION], stopped)
 
 
-def _flwr(root: Path, arguments: list[str]) -> str | None:
-    try:
-        answer = subprocess.run(
-            [str(programs() / "flwr"), *arguments], env=environment(root / COORDINATOR / "flower", {}), check=False,
-            capture_output=True, text=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"the SuperLink has not answered for {COMMAND_SECONDS} seconds"
-    said = " ".join(f"{answer.stdout} {answer.stderr}".split())
-    return None if answer.returncode == 0 else said[-500:] or f"exit code {answer.returncode}"
+def _flwr(root: Path, arguments: list[str], stopped: Callable[[], bool]) -> str | None:
+    command = subprocess.Popen(
+        [str(programs() / "flwr"), *arguments], env=environment(root / COORDINATOR / "flower", {}), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + COMMAND_SECONDS
+    while True:
+        try:
+            said, _ = command.communicate(timeout=GLANCE_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            late = time.monotonic() > deadline
+            if late or stopped():
+                os.killpg(command.pid, signal.SIGKILL)  # with whatever it has started, or its pipe stays open
+                command.communicate()
+                return f"the SuperLink has not answered for {COMMAND_SECONDS} seconds" if late else "asked to stop"
+    said = " ".join(said.split())
+    return None if command.returncode == 0 else said[-500:] or f"exit code {command.returncode}"

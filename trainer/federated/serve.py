@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +122,7 @@ def _serve(file: Path, root: Path, sections: FederationSections, inner_port: int
                         say(f"{', '.join(away)} cannot be told that it is over; start serve again when they are back")
                     return 0
             if not _coordinator_lives(root) and time.monotonic() - submitted > RESUBMIT_SECONDS:
-                why = flower.submit(root)
+                why = flower.submit(root, lambda: stop.asked)
                 say("the rounds are submitted" if why is None else f"the rounds cannot be submitted just now: {why}")
                 submitted = time.monotonic()
             time.sleep(0.5)
@@ -177,7 +174,9 @@ def _superlink(
     try:
         _await_health(root, port, link, stop)
         for node in sections.nodes:
-            why = flower.register(root, node)
+            why = flower.register(root, node, lambda: stop.asked)
+            if stop.asked:
+                break
             if why is not None and KNOWN_KEY not in why:
                 say(f"{node} cannot be registered: {why}")
     except BaseException:
@@ -187,16 +186,11 @@ def _superlink(
 
 
 def _await_health(root: Path, port: int, link: subprocess.Popen[bytes], stop: Stop) -> None:
-    context = ssl.create_default_context(cafile=str(root / COORDINATOR / AUTHORITY))
     began = time.monotonic()
-    while not stop.asked:
-        try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context, timeout=5):
-                return
-        except (urllib.error.URLError, OSError) as error:
-            if link.poll() is not None or time.monotonic() - began > HEALTHY_SECONDS:
-                where = root / COORDINATOR / "superlink.log"
-                raise InputError(f"the SuperLink does not come up ({error}); {where} says why.") from None
+    while not stop.asked and (why := flower.illness(root, port)) is not None:
+        if link.poll() is not None or time.monotonic() - began > HEALTHY_SECONDS:
+            where = root / COORDINATOR / "superlink.log"
+            raise InputError(f"the SuperLink does not come up ({why}); {where} says why.")
         time.sleep(0.5)
 
 
