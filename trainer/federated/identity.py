@@ -80,7 +80,7 @@ def make_authority(name: str) -> Authority:
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _subject(f"{name} federation")
     certificate = (
-        _builder(subject, subject, key.public_key())
+        _builder(subject, subject, key.public_key(), key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA384())
@@ -99,7 +99,7 @@ def server_certificate(
         except ValueError:
             names.append(x509.DNSName(host))
     return (
-        _builder(_subject(hosts[0]), authority.certificate.subject, key.public_key())
+        _builder(_subject(hosts[0]), authority.certificate.subject, key.public_key(), authority.key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -172,7 +172,10 @@ def _federation_file(name: str, host: str, port: int, nodes: Sequence[str], trai
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    """With the identifiers of both keys, without which Python accepts no certificate from 3.13 on."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -182,6 +185,8 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks in one room differ a little
         .not_valid_after(now + VALID)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
     )
 
 
