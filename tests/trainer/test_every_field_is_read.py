@@ -51,6 +51,8 @@ def test_something_reads_every_field(tiny: Tiny, tmp_path: Path, monkeypatch: py
         "data.validation": {"fraction": 0.25},
         "data.curriculum_field": "level",
         "train.max_steps": 1,
+        "train.lr_scheduler_type": "constant",
+        "train.warmup_ratio": 0.0,
     }
     # A federation's training waits for its rounds, so the mailbox is not part of the run below.
     sections = tiny.sections({**with_fallback, "federated.mailbox": "box"})

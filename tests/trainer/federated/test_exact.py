@@ -42,7 +42,7 @@ ROOM = 40
 BOX: dict[str, Any] = {
     "model.lora.lora_dropout": 0.1, "train.max_steps": 40,
     "train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 1,
-    "train.lr_scheduler_type": "constant", "eval.eval_steps": 1000,
+    "train.lr_scheduler_type": "constant", "train.warmup_ratio": 0.0, "eval.eval_steps": 1000,
 }  # fmt: skip
 
 
