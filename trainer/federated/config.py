@@ -86,16 +86,17 @@ def load_federation(path: Path) -> FederationSections:
     try:
         sections = FederationSections.model_validate(document)
     except ValidationError as error:
-        problems = [_located(found, str(path), lines) for found in problems_of(error, FederationSections, document)]
+        problems = [located(found, str(path), lines) for found in problems_of(error, FederationSections, document)]
         raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
     train = path.resolve().parent / Path(sections.train).expanduser()
     if not train.is_file():
         problem = Problem("train", f"train: {train} does not exist", "Give a training's YAML, as for mens-sup run.")
-        raise ConfigError([_located(problem, str(path), lines)])
+        raise ConfigError([located(problem, str(path), lines)])
     return sections.model_copy(update={"train": str(train)})
 
 
-def _located(problem: Problem, file: str, lines: Mapping[str, int]) -> Problem:
+def located(problem: Problem, file: str, lines: Mapping[str, int]) -> Problem:
+    """The same with the line in ``file`` on which its key stands, or the section that the key is in."""
     key = problem.key
     while key and key not in lines:
         key = key.rpartition(".")[0]

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from supervisor.problems import InputError
+from pydantic import BaseModel, ValidationError
+
+from supervisor.config_errors import problems_of
+from supervisor.config_sections import SupervisorSections
+from supervisor.problems import ConfigError, InputError
 from supervisor.yaml_source import read_yaml, render_yaml
-from trainer.federated.config import load_federation
+from trainer.config import FederatedSection, SftSections
+from trainer.federated.config import load_federation, located
 from trainer.federated.identity import init
-from trainer.federated.join import TRAIN_FILE, end
+from trainer.federated.join import MAILBOX, TRAIN_FILE, end
 from trainer.federated.serve import Stop
+from trainer.job import SFT
 
 PARTING_SECONDS = 180.0
 """For the nodes' trainers to save and end, once all rounds are done."""
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,12 @@ class Laid:
 
 
 def lay_out(file: Path, nodes: int, out: Path, host: str = "127.0.0.1") -> Laid:
-    """Make ``out`` with ``nodes`` boxes, all with the file's training and its data. Raises InputError."""
+    """Make ``out`` with ``nodes`` boxes, all with the file's training and its data but a seed of their own.
+
+    Raises InputError.
+    """
     sections = load_federation(file)
-    train, _ = read_yaml(Path(sections.train))
+    training = _training(Path(sections.train))
     document, _ = read_yaml(file)
     names = [f"node{number}" for number in range(1, nodes + 1)]
     port, inner = _free_port(), _free_port()
@@ -50,10 +62,8 @@ def lay_out(file: Path, nodes: int, out: Path, host: str = "127.0.0.1") -> Laid:
     here = {"host": host, "port": port, "nodes": names, "train": sections.train}
     made.write_text(render_yaml({**document, **here}))
     for number, name in enumerate(names):
-        options = train.get("train")
-        own = {**(options if isinstance(options, dict) else {}), "seed": 1000 + number}
-        training = _absolute({**train, "train": own}, Path(sections.train).parent)
-        (out / name / TRAIN_FILE).write_text(render_yaml(training))
+        options = {**training.get("train", {}), "seed": 1000 + number}
+        (out / name / TRAIN_FILE).write_text(render_yaml({**training, "train": options}))
     return Laid(made, inner, tuple(out / name for name in names))
 
 
@@ -92,18 +102,28 @@ def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> i
             end(process, 180.0)
 
 
-def _absolute(train: dict[str, object], base: Path) -> dict[str, object]:
-    """Sources of rows are meant from the training's own folder on."""
-    data = train.get("data")
-    if not isinstance(data, dict):
-        return train
-    sources = [
-        {**source, "path": str((base / str(source["path"])).resolve())}
-        if isinstance(source, dict) and source.get("path") not in (None, "stdlib")
-        else source
-        for source in data.get("sources", [])
-    ]
-    return {**train, "data": {**data, "sources": sources}}
+def _training(file: Path) -> dict[str, Any]:
+    """As it may lie in any folder: with absolute paths, and without gates, which judge ``final/``.
+
+    Raises ConfigError for one that no node could use.
+    """
+    document, lines = read_yaml(file)
+
+    def parsed(model: type[M], keys: Iterable[str]) -> M:
+        part = {key: document[key] for key in keys}
+        try:
+            return model.model_validate_json(json.dumps(part), strict=True)
+        except ValidationError as error:
+            problems = problems_of(error, model, part)
+            raise ConfigError([located(problem, str(file), lines) for problem in problems]) from None
+
+    own = parsed(SupervisorSections, document.keys() - SftSections.model_fields.keys()).resolved(file.parent)
+    sections = SFT.resolve(parsed(SftSections, document.keys() & SftSections.model_fields.keys()), file.parent)
+    federated = sections.model_copy(update={"federated": FederatedSection(mailbox=str(file.parent / MAILBOX))})
+    if problems := SFT.preflight(federated):
+        raise ConfigError([located(problem, str(file), lines) for problem in problems])
+    given = {**own.model_dump(mode="json", exclude_unset=True), **sections.model_dump(mode="json", exclude_unset=True)}
+    return {key: value for key, value in given.items() if key != "gates"}
 
 
 def _free_port() -> int:
