@@ -84,7 +84,7 @@ def _manifest(plan: Blueprint, state: State, rank: int, staged: Path) -> Manifes
         identity={
             **plan.identity,
             "rank": str(rank),
-            "federation": f"{state.federation}, {len(nodes)} nodes, {state.round} rounds, {state.mode}",
+            "federation": f"{state.federation}, {len(nodes)} nodes, {state.done} rounds, {state.mode}",
         },
         versions=plan.versions,
     )

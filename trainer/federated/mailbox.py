@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from supervisor.protocol.atomic import write_atomic
+from trainer.federated.common import Common
 from trainer.federated.packed import Flat, Layout, digest, of_rank
 
 TASK_FILE = "task.json"
@@ -26,8 +27,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``over``: the federation has come to its end after ``round`` rounds, the trainer ends as well; the rest is of no
     account then. ``frozen_rank``: of the second adapter in the broadcast, which is computed with and not trained;
-    ``frozen_room``: the rank that it may grow to, 0 where there is none. ``template``: the hash of what all nodes
-    render conversations with, empty where it is not known.
+    ``frozen_room``: the rank that it may grow to, 0 where there is none. ``common``: what this box must have in common
+    with all others; None where it is over.
     """
 
     federation: str
@@ -39,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over: bool = False
     frozen_rank: int = 0
     frozen_room: int = 0
-    template: str = ""
+    common: Common | None = None
 
     @property
     def broadcast_size(self) -> int:

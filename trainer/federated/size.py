@@ -1,10 +1,8 @@
-"""``python -m trainer.federated.size TRAIN.yaml [--whole]``: what its adapter is, found without data, as JSON.
-
-``--whole``: with all that goes beside the adapter in ``final/``, for which the base's tokenizer must be here.
-"""
+"""``python -m trainer.federated.size TRAIN.yaml``: what its adapter is, found without data, as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -26,12 +24,17 @@ def main() -> int:
     from trainer.planner.shapes import UnknownShapeError, find_shape
     from trainer.planner.trace import build_on_meta, full_config
 
-    path = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("--whole", action="store_true", help="with all that final/ holds; the base must be here")
+    parser.add_argument("--begun-with", default="", metavar="BASE@REVISION", help="of a hub whose branch may move")
+    options = parser.parse_args()
+    path = options.train
     try:
         sections, _ = read_effective(path)
         base = absolute_base(sections.model.base, path.resolve().parent)
         config = full_config(find_shape(base, sections.model.revision).config)
-        whole = _whole(path, sections) if "--whole" in sys.argv[2:] else {}
+        whole = _whole(path, sections, options.begun_with) if options.whole else {}
     except (UnknownShapeError, ConfigurationError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -50,18 +53,20 @@ def main() -> int:
     return 0
 
 
-def _whole(path: Path, given: SftSections) -> dict[str, Any]:
+def _whole(path: Path, given: SftSections, begun_with: str) -> dict[str, Any]:
     """Fields of Blueprint, and ``reference``: what PEFT loads the base by. Raises ConfigurationError."""
     from ruamel.yaml import YAML
 
     from trainer.base_model import load_tokenizer, locate
     from trainer.checkpoint import library_versions
+    from trainer.federated.common import common
     from trainer.job import SFT
     from trainer.run import make_renderer
 
     folder = path.resolve().parent
     sections = SFT.resolve(given, folder)
-    base = locate(sections.model.base, sections.model.revision)
+    name, _, revision = begun_with.rpartition("@")
+    base = locate(sections.model.base, sections.model.revision or (revision if name == sections.model.base else None))
     renderer = make_renderer(sections, base, load_tokenizer(base))
     model, lora = sections.model, sections.model.lora
     targets = lora.target_modules if isinstance(lora.target_modules, str) else ",".join(sorted(lora.target_modules))
@@ -79,6 +84,7 @@ def _whole(path: Path, given: SftSections) -> dict[str, Any]:
         "versions": library_versions(),
         "run": {"kind": "sft", **parts, "gates": [str((folder / Path(gate).expanduser()).resolve()) for gate in gates]},
         "reference": base.reference,
+        "common": common(model, base.revision, renderer.template_hash),
     }
 
 

@@ -16,6 +16,7 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.errors import CheckpointIncompatibleError, ConfigurationError
+from trainer.federated.common import Common, common, differences
 from trainer.federated.mailbox import Done, Mailbox, Task
 from trainer.federated.packed import Flat, Layout, digest, layout_of, named, of_rank, pack, padded, parted
 from trainer.frozen_adapter import put_frozen
@@ -96,12 +97,13 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
                 f"the federation's adapter has rank {task.layout.rank} and {len(task.layout.layers)} layers, this "
                 f"training's rank {ours.rank} and {len(ours.layers)}. Use the federation's base and model.lora."
             )
-        ours_template = str(trainer.provenance.template["template_hash"])
-        if task.template not in ("", ours_template):
+        here = self._common()
+        if task.common is None or task.common != here:
+            wrong = differences(task.common, here) if task.common is not None else "it does not say how"
             raise CheckpointIncompatibleError(
-                f"the federation renders conversations with the template {task.template[:16]}, this training with "
-                f"{ours_template[:16]}, so its adapter would be for other prompts. Use the federation's base, "
-                "model.chat_template, model.chat_template_kwargs and data.system_prompt_file."
+                f"this training is not set up as the federation is ({wrong}), so its adapter would be for another "
+                "model or for other prompts. Use the federation's model.base, model.revision, model.quantization, "
+                "model.lora, model.chat_template, model.chat_template_kwargs and data.system_prompt_file."
             )
         adapter, frozen_layout, frozen = parted(task.layout, self.mailbox.broadcast(task))
         set_peft_model_state_dict(model, _tensors(task.layout, adapter))
@@ -114,6 +116,11 @@ class FederatedRounds(TrainerCallback):  # type: ignore[misc]
         self._before = counted(trainer)
         self._first_step = step
         self.reporter.event("federated", f"round {task.round} begins, {task.train_seconds} seconds", round=task.round)
+
+    def _common(self) -> Common:
+        found = self.trainer.provenance
+        revision = found.identity["base"].rpartition("@")[2]
+        return common(self.trainer.sections.model, revision, str(found.template["template_hash"]))
 
     def _hand_in(self, task: Task, step: int) -> None:
         flat = pack(task.layout, _adapter(self.trainer.accelerator.unwrap_model(self.trainer.model)))

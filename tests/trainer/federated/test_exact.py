@@ -22,18 +22,21 @@ from rft.samplers.sampler import SamplerUnusableError
 from supervisor.protocol.attempt import ExitKind
 from supervisor.protocol.manifest import verify_checkpoint
 from trainer.adapter import open_adapter
-from trainer.base_model import locate
+from trainer.base_model import load_tokenizer, locate
 from trainer.errors import CheckpointIncompatibleError
-from trainer.federated.config import FederationSections
-from trainer.federated.coordinator import Answer, Coordinator, State, begin, read_adapter
+from trainer.federated.common import NAMES, Common
+from trainer.federated.config import AggregationSection, FederationSections
+from trainer.federated.coordinator import Coordinator, State, begin, read_adapter
 from trainer.federated.deltas import Asked, Claim, sign
 from trainer.federated.mailbox import Done, Mailbox, Task
 from trainer.federated.packed import Flat, Layer, Layout, digest, layout_of, named, of_rank, padded, parted, unpack
 from trainer.federated.training import FederatedRounds
+from trainer.federated.wire import Answer
 from trainer.frozen_adapter import frozen_parameters
 from trainer.head_loss import IGNORED
 from trainer.model import add_adapter, load_base, trainable_parameters
 from trainer.residual_file import RESIDUAL_FILE
+from trainer.run import make_renderer
 
 KEYS = {f"node{number}": Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)) for number in (1, 2, 3)}
 SCALE = 2.0
@@ -95,7 +98,7 @@ def federate(folder: Path, layout: Layout, count: int, cap: int = 64) -> tuple[S
     nodes = Nodes()
     public = {name: key.public_key() for name, key in KEYS.items()}
     coordinator = Coordinator(folder, sections, SCALE, public, nodes, lambda _: None, sleep=lambda _: None)
-    return coordinator.run(begin(folder, "lan", layout, seed=1, mode="exact")), nodes
+    return coordinator.run(begin(folder, "lan", layout, seed=1, aggregation=sections.aggregation)), nodes
 
 
 def products(layout: Layout, flat: Flat) -> list[np.ndarray]:  # type: ignore[type-arg]
@@ -155,9 +158,10 @@ def layout_of_tiny(tiny: Tiny) -> Layout:
     return layout_of({name: each.numpy() for name, each in get_peft_model_state_dict(model).items()})
 
 
-def task_of(layout: Layout, broadcast: Flat, number: int, **more: Any) -> Task:
-    rank = parted(layout, broadcast)[1].rank
-    return Task("lan", number, digest(broadcast), layout, 0, 0, frozen_rank=rank, frozen_room=ROOM, **more)
+def common_of_tiny(tiny: Tiny) -> Common:
+    base = locate("random:1x64", None)
+    renderer = make_renderer(tiny.sections(), base, load_tokenizer(base))
+    return Common(base.revision, "none", SCALE, renderer.template_hash)
 
 
 @dataclass(frozen=True)
@@ -168,19 +172,28 @@ class Rounds:
     state: State
     broadcast: Flat
     ideal: list[Any]
+    common: Common
+
+    def task(self, **common: Any) -> Task:
+        """The fourth, for boxes that have in common what ``common`` changes."""
+        rank = parted(self.layout, self.broadcast)[1].rank
+        return Task(
+            "lan", 3, digest(self.broadcast), self.layout, 0, 0, frozen_rank=rank, frozen_room=ROOM,
+            common=msgspec.structs.replace(self.common, **common),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def rounds(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Rounds:
     layout, folder = layout_of_tiny(tiny), tmp_path_factory.mktemp("standing")
     state, nodes = federate(folder, layout, 3, ROOM)
-    return Rounds(layout, state, read_adapter(folder, 3), ideal(layout, nodes, 3))
+    return Rounds(layout, state, read_adapter(folder, 3), ideal(layout, nodes, 3), common_of_tiny(tiny))
 
 
 # proves FED-1 (exact mode is the ideal mean of the products, to 1e-5, in the weights that a node computes with)
 def test_a_nodes_weights_are_the_ideal(tiny: Tiny, rounds: Rounds, tmp_path: Path) -> None:
     mailbox = Mailbox(tmp_path / "box")
-    mailbox.put_task(task_of(rounds.layout, rounds.broadcast, 3), rounds.broadcast)
+    mailbox.put_task(rounds.task(quantization="nf4"), rounds.broadcast)
     built = tiny.run("exact-node", {**BOX, "model.quantization": "nf4"}, trainer_class=NotTrained).built
     FederatedRounds(built, mailbox).on_step_begin(built.args, built.state, built.control)
     wanted = [SCALE * each for each in rounds.ideal]
@@ -201,7 +214,10 @@ def test_a_capped_residual_says_what_it_lost(tmp_path: Path) -> None:
     assert all(0.001 < record.lost_share < 1 for record in state.records)
     assert parted(layout, read_adapter(tmp_path, 2))[1].rank == 3
     with pytest.raises(ValueError, match=r"begun with aggregation\.mode exact"):
-        begin(tmp_path, "lan", layout, seed=1, mode="product")
+        begin(tmp_path, "lan", layout, seed=1)
+    # The nodes hold their frozen adapters at that rank, and would end.
+    with pytest.raises(ValueError, match=r"begun with aggregation\.residual_rank 3, and its file says 4"):
+        begin(tmp_path, "lan", layout, seed=1, aggregation=AggregationSection(mode="exact", residual_rank=4))
 
 
 # proves FED-1 (the frozen adapter is never trained, is in checkpoints and snapshots, and comes back by a resume alone)
@@ -209,7 +225,7 @@ def test_the_frozen_adapter_stays_as_it_was(
     tiny: Tiny, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mailbox = Mailbox(tmp_path / "box")
-    mailbox.put_task(task_of(rounds.layout, rounds.broadcast, 3), rounds.broadcast)
+    mailbox.put_task(rounds.task(), rounds.broadcast)
     ending(monkeypatch)
     (tmp_path / "shm").mkdir()
     changes = {**BOX, "federated.mailbox": str(mailbox.folder)}
@@ -252,12 +268,13 @@ def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Any]) -> bool:
     return found.keys() == wanted.keys() and all(np.array_equal(found[n].numpy(), wanted[n]) for n in wanted)
 
 
-# proves FED-1 (nodes that render conversations otherwise take no part)
-def test_another_template_is_refused(
-    tiny: Tiny, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ending(monkeypatch)  # should it take part after all
-    mailbox = Mailbox(tmp_path)
-    mailbox.put_task(task_of(rounds.layout, rounds.broadcast, 3, template="0" * 64), rounds.broadcast)
-    with pytest.raises(CheckpointIncompatibleError, match="template 0000"):
-        tiny.run("other-template", {**BOX, "federated.mailbox": str(tmp_path)})
+# proves FED-1 (nodes that train against another base, at another scale or for other prompts take no part)
+def test_what_all_boxes_must_have_in_common(tiny: Tiny, rounds: Rounds, tmp_path: Path) -> None:
+    mailbox, built = Mailbox(tmp_path), tiny.run("in-common", BOX, trainer_class=NotTrained).built
+    callback = FederatedRounds(built, mailbox)
+    for name, other in {"base": "0" * 40, "quantization": "nf4", "scale": 1.5, "template": "0" * 64}.items():
+        mailbox.put_task(rounds.task(**{name: other}), rounds.broadcast)
+        wrong = rf"is \({NAMES[name]} {getattr(rounds.common, name)} instead of {other}\)"
+        with pytest.raises(CheckpointIncompatibleError, match=wrong):
+            callback.on_step_begin(built.args, built.state, built.control)
+        assert not any(layer.any() for layer in added(built.model).values())

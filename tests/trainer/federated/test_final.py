@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from supervisor.protocol.manifest import read_manifest, verify_checkpoint
 from trainer.adapter import open_adapter
 from trainer.base_model import load_tokenizer, locate
 from trainer.federated import size
+from trainer.federated.blueprint import changed
 from trainer.federated.coordinator import Record, State
 from trainer.federated.final import write_final
 from trainer.federated.packed import Blueprint, joined, of_rank, unpack
@@ -33,11 +35,33 @@ data: {sources: [{path: rows.jsonl}]}
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blueprint:
-    (tmp_path / "train.yaml").write_text(TRAIN)
-    monkeypatch.setattr(sys, "argv", ["size", str(tmp_path / "train.yaml"), "--whole"])
-    assert size.main() == 0
-    return msgspec.json.decode(capsys.readouterr().out, type=Blueprint)
+def planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], Blueprint]:
+    """What a training comes to by its YAML."""
+
+    def planned(text: str) -> Blueprint:
+        (tmp_path / "train.yaml").write_text(text)
+        monkeypatch.setattr(sys, "argv", ["size", str(tmp_path / "train.yaml"), "--whole"])
+        assert size.main() == 0
+        return msgspec.json.decode(capsys.readouterr().out, type=Blueprint)
+
+    return planned
+
+
+@pytest.fixture
+def plan(planned: Callable[[str], Blueprint]) -> Blueprint:
+    return planned(TRAIN)
+
+
+# proves FED-1 (the federation's training cannot change under boxes that have begun with it, but in what is a box's own)
+def test_what_an_edited_training_changes_for_all(planned: Callable[[str], Blueprint], plan: Blueprint) -> None:
+    own = planned(TRAIN.replace("lora_alpha: 8", "lora_alpha: 8, lora_dropout: 0.2") + "gates: [gate.yaml]\n")
+    assert changed(plan, own) == "" and own.run["gates"] != plan.run["gates"]
+    rescaled = planned(TRAIN.replace("lora_alpha: 8", "lora_alpha: 16").replace("none", "nf4"))
+    assert changed(plan, rescaled) == "quantization nf4 instead of none; lora_alpha / r 4.0 instead of 2.0"
+    wider = msgspec.structs.replace(plan, layout=of_rank(plan.layout, 8))
+    assert changed(plan, wider) == "rank 8 instead of 4, or other layers"
 
 
 # proves FED-1 (the adapter of both modes loads as any other, and goes where any other goes)
@@ -76,7 +100,7 @@ def test_the_final_adapter_is_like_any_other(tmp_path: Path, tiny: Tiny, plan: B
         assert np.linalg.norm(delta - wanted[name]) < 1e-5 * np.linalg.norm(wanted[name])
     assert isinstance(opened, PeftModel)
 
-    assert read_adapter_template(final).template_hash == plan.template_hash
+    assert read_adapter_template(final).template_hash == plan.template["template_hash"]
     run = trained(root)
     assert (run.base, run.checkpoint) == ("random:1x64", final.resolve())
     manifest = read_manifest(final)
