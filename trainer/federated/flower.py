@@ -82,9 +82,10 @@ def superlink(root: Path, port: int) -> list[str]:
 
 
 def supernode(folder: Path, host: str, port: int, own_port: int) -> list[str]:
-    """``folder``: the node's."""
+    """``folder``: the node's; ``host``: a name or an address, as in node.json."""
+    superlink = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return [
-        str(programs() / "flower-supernode"), "--superlink", f"{host}:{port}",
+        str(programs() / "flower-supernode"), "--superlink", superlink,
         "--root-certificates", str(folder / AUTHORITY), "--auth-supernode-private-key", str(folder / FLEET_KEY),
         "--host", "127.0.0.1", "--port", str(own_port),
     ]  # fmt: skip

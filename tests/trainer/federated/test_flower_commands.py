@@ -13,6 +13,24 @@ from trainer.federated import flower
 from trainer.federated.identity import init
 
 
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Flower's own environment, empty but for the program that it is known by."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flower-superlink").touch()
+    monkeypatch.setenv(flower.VENV_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+# proves FED-1 (a coordinator may be reached by name, IPv4 or IPv6)
+@pytest.mark.parametrize(
+    ("host", "address"), [("10.0.0.1", "10.0.0.1:9443"), ("fd00::1", "[fd00::1]:9443"), ("lan.local", "lan.local:9443")]
+)
+def test_a_supernode_is_told_an_address_that_can_be_parsed(venv: Path, host: str, address: str) -> None:
+    command = flower.supernode(venv, host, 9443, 1)
+    assert command[command.index("--superlink") + 1] == address
+
+
 class _Healthy(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health" else 404)
@@ -41,16 +59,13 @@ def test_a_proxy_is_not_asked_about_the_superlink(tmp_path: Path, monkeypatch: p
 
 
 # proves FED-1 (serve ends when asked to, also while a command of Flower's doesn't; nothing of that is left)
-def test_a_command_of_flowers_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/flower-superlink").touch()
-    slow = tmp_path / "bin/flwr"
-    slow.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {tmp_path}/child\nwait\n")
+def test_a_command_of_flowers_does_not_hold_up_the_end(venv: Path) -> None:
+    slow = venv / "bin/flwr"
+    slow.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {venv}/child\nwait\n")
     slow.chmod(0o755)
-    monkeypatch.setenv(flower.VENV_VARIABLE, str(tmp_path))
-    child = tmp_path / "child"
+    child = venv / "child"
     began = time.monotonic()
-    assert flower.submit(tmp_path, lambda: child.is_file() and bool(child.read_text())) == "asked to stop"
+    assert flower.submit(venv, lambda: child.is_file() and bool(child.read_text())) == "asked to stop"
     assert time.monotonic() - began < 60, "it has waited for the command"
     alive = ["ps", "-o", "stat=", "-p", child.read_text().strip()]
     assert subprocess.run(alive, capture_output=True, text=True, check=False).stdout[:1] in ("", "Z")
