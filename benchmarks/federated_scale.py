@@ -22,7 +22,7 @@ import numpy as np
 
 from trainer.federated.forecast import aggregation_seconds
 from trainer.federated.packed import Layer, Layout
-from trainer.federated.products import Term, averaging_error, mean_factors, norm, refactor
+from trainer.federated.products import Term, exact_round, mean_factors, norm, product_round
 
 BLOCKS = 36
 SHAPES = {(4096, 2560): 1, (1024, 2560): 2, (2560, 4096): 1, (9728, 2560): 2, (2560, 9728): 1}
@@ -31,6 +31,8 @@ LAYOUT = Layout(16, tuple(
     Layer(f"{block}.{number}.{rows}x{columns}", rows, columns)
     for block in range(BLOCKS) for (rows, columns), count in SHAPES.items() for number in range(count)
 ))  # fmt: skip
+HELD = 64
+"""Rank of the frozen adapter of exact mode, the default."""
 
 
 @dataclass
@@ -52,12 +54,14 @@ class Cost:
         return f"{self.wall:10.1f} s ({self.cpu:.1f} processor seconds)"
 
 
-def terms_of(draw: np.random.Generator, nodes: int, rows: int, columns: int) -> list[Term]:
+def terms_of(
+    draw: np.random.Generator, nodes: int, rows: int, columns: int, rank: int = LAYOUT.rank
+) -> list[Term]:
     """float32, as they come over the wire; what nodes have made of one broadcast is alike, and that is not used."""
     share = 1 / nodes
     return [
-        Term(share, draw.standard_normal((rows, LAYOUT.rank), np.float32),
-             draw.standard_normal((LAYOUT.rank, columns), np.float32))
+        Term(share, draw.standard_normal((rows, rank), np.float32),
+             draw.standard_normal((rank, columns), np.float32))
         for _ in range(nodes)
     ]  # fmt: skip
 
@@ -77,24 +81,26 @@ def dense(terms: list[Term]) -> None:
 
 def measure(nodes: int, shrink: int, shapes: dict[tuple[int, int], int], with_dense: bool) -> None:
     draw = np.random.default_rng(7)
-    whole, plain, peer = Cost(), Cost(), Cost()
+    whole, exact, plain, peer = Cost(), Cost(), Cost(), Cost()
     for (rows, columns), count in shapes.items():
         terms = terms_of(draw, nodes, rows // shrink, columns // shrink)
         times = count * BLOCKS
         seconds = [
-            whole.add(lambda: refactor(terms, LAYOUT.rank), times),  # noqa: B023
-            whole.add(lambda: averaging_error(terms), times),  # noqa: B023
+            whole.add(lambda: product_round(terms, LAYOUT.rank), times),  # noqa: B023
             whole.add(lambda: judge(terms), times),  # noqa: B023
         ]
+        held = terms_of(draw, 1, rows // shrink, columns // shrink, HELD)
+        exact.add(lambda: exact_round(terms, held, HELD), times)  # noqa: B023
         plain.add(lambda: mean_factors(terms), times)  # noqa: B023
         if with_dense:
             peer.add(lambda: dense(terms), times)  # noqa: B023
         print(
-            f"    {rows // shrink:5} x {columns // shrink:5}, {times:3} times: refactor {seconds[0]:8.3f} s, what "
-            f"averaging would miss {seconds[1]:8.3f} s, norms {seconds[2]:8.3f} s",
+            f"    {rows // shrink:5} x {columns // shrink:5}, {times:3} times: the sum {seconds[0]:8.3f} s, "
+            f"norms {seconds[1]:8.3f} s",
             flush=True,
         )
     print(f"    product aggregation {whole}")
+    print(f"    exact, the sum      {exact}")
     print(f"    averaging factors   {plain}; product aggregation takes {whole.wall / plain.wall:.0f} times that")
     if with_dense:
         print(f"    dense               {peer}; product aggregation takes {whole.wall / peer.wall:.3g} times that")

@@ -79,25 +79,30 @@ def _status(options: argparse.Namespace) -> int:
     import msgspec
 
     from trainer.federated.config import load_federation
+    from trainer.federated.coordinator import waiting_text
     from trainer.federated.serve import read_state
 
     sections = load_federation(options.federation)
     state = read_state(options.federation.resolve().parent)
     records = state.records if state is not None else ()
     if options.as_json:
-        plain = {"name": sections.name, "rounds": sections.rounds.count, "done": records}
+        waiting = state.waiting if state is not None else {}
+        plain = {"name": sections.name, "rounds": sections.rounds.count, "done": records, "waiting": waiting}
         sys.stdout.write(msgspec.json.encode(plain).decode() + "\n")
         return 0
-    sys.stdout.write(f"{sections.name}: {len(records)} of {sections.rounds.count} rounds are done\n")
+    done = state.done if state is not None else 0
+    sys.stdout.write(f"{sections.name}: {done} of {sections.rounds.count} rounds are done\n")
     for record in records[-10:]:
         moved = "" if record.bytes_moved is None else f"; {record.bytes_moved / 1e6:.2f} MB moved so far"
         sys.stdout.write(
             f"round {record.round}: {record.seconds:.0f} s, {sum(record.counted.values())} label tokens of "
             f"{', '.join(sorted(record.counted)) or 'nobody'}"
             + "".join(f"; {node} refused: {why}" for node, why in record.refused.items())
-            + (f"; silent: {', '.join(record.missing)}" if record.missing else "")
+            + (f"; silent or lost: {', '.join(record.missing)}" if record.missing else "")
             + f"; lost {record.lost_share:.2%}, plain averaging {record.averaging_error:.2%} off{moved}\n"
         )
+    if state is not None and state.waited:
+        sys.stdout.write(f"{waiting_text(state)}\n")
     return 0
 
 

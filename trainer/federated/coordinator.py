@@ -1,28 +1,30 @@
 """The coordinator's loop: ask idle nodes, judge what comes back, end the round, write it down, go on.
 
-It speaks to nodes by a :class:`Wire`, which is Flower's grid (server_app.py) or a test's. All that it knows is in its
-folder, written once per round: killed at any moment, the next one begins the round anew from the same broadcast.
+It speaks to nodes by a :class:`trainer.federated.wire.Wire`. All that it knows is in its folder, written once per
+round: killed at any moment, the next one begins the round anew from the same broadcast. How the nodes learn of the end:
+parting.py.
 """
 
 from __future__ import annotations
 
 import io
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from supervisor.protocol.atomic import write_atomic
-from trainer.federated.config import FederationSections
+from trainer.federated.config import AggregationSection, FederationSections
 from trainer.federated.deltas import Asked, delta_norm, fault, outliers, read_claim
 from trainer.federated.packed import Flat, Layout, digest, joined, parted, unpack
 from trainer.federated.rounds import (
     Arrival,
+    Key,
     Outcome,
     Owing,
     exact_outcome,
@@ -30,58 +32,28 @@ from trainer.federated.rounds import (
     is_over,
     outcome,
     to_ask,
+    weighing,
     weights,
 )
+from trainer.federated.wire import Answer, Wire, WireError, plain
 
 STATE_FILE = "state.json"
+FAILURE_FILE = "failure.txt"
+"""Beside it: what the coordinator's process died of, if it could say so."""
 STANDING = "standing"
 BLUEPRINT_FILE = "blueprint.json"
 """In the coordinator's folder: where the standing of the rounds is kept, and what the adapter is."""
 NORMS_KEPT = 50
 POLL_SECONDS = 1.0
-TELL_AGAIN_SECONDS = 60.0
-"""A node that was told that all is over and says nothing is told again after this."""
-Key = tuple[str, int]
-"""A delta: whose, and of which round."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came for one question. ``failed``: why there is no delta; the rest is then empty."""
-
-    handle: str
-    claim: bytes = b""
-    signature: bytes = b""
-    adapter: Flat = field(default_factory=lambda: np.empty(0, np.float32))
-    failed: str = ""
-
-
-class Wire(Protocol):
-    """Messages to nodes by their names. Anything that raises WireError is tried again."""
-
-    def online(self) -> Sequence[str]: ...
-
-    def ask(self, node: str, asked: Asked, broadcast: Flat, seconds_valid: float) -> str:
-        """A handle of the question."""
-
-    def collect(self, handles: Sequence[str]) -> Sequence[Answer]:
-        """What has come so far for these questions; each answer comes once."""
-
-    def dismiss(self, node: str, rounds: int, seconds_valid: float) -> str:
-        """Tell it that the federation is over after so many rounds; a handle, under which it says that it knows."""
-
-    def bytes_moved(self) -> int | None:
-        """In both directions since the beginning; None when nobody counts."""
-
-
-class WireError(Exception):
-    """Nothing could be sent or fetched just now."""
+TRIES = 3
+"""How often a node is asked at most before a deadline, when its answers are lost."""
+DEFAULT_AGGREGATION = AggregationSection()
 
 
 class Record(msgspec.Struct, frozen=True):
     """One round, as it ended. ``counted``: label tokens by node; ``late``: of those, how many rounds late; ``refused``:
-    why, by node; ``missing``: asked and silent until the deadline; ``tokens``, ``steps`` and ``rows`` of all that
-    counted."""
+    why, by node; ``missing``: asked and silent until the deadline, or the answer was lost; ``tokens``, ``steps`` and
+    ``rows`` of all that counted."""
 
     round: int
     seconds: float
@@ -100,7 +72,9 @@ class Record(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """``state.json``. ``round``: the one to be run next; its broadcast is the adapter of that number.
 
-    ``mode``: of aggregation. ``told``: nodes that know that all rounds are done; ``parted``: no other is waited for.
+    ``mode`` of aggregation, and in exact mode its ``residual_rank`` (0: not known). ``waited``: deadlines of this round
+    that have passed without any delta, at the last of which ``waiting`` says of every node why. ``told``: nodes that
+    know that all rounds are done; ``ended``: no other is waited for.
     """
 
     federation: str
@@ -111,17 +85,27 @@ class State(msgspec.Struct, frozen=True):
     records: tuple[Record, ...] = ()
     mode: str = "product"
     told: tuple[str, ...] = ()
-    parted: bool = False
+    ended: bool = False
+    residual_rank: int = 0
+    waited: int = 0
+    waiting: Mapping[str, str] = {}
+
+    @property
+    def done(self) -> int:
+        """Rounds in which something counted. Only these are rounds of ``rounds.count``."""
+        return sum(bool(record.counted) for record in self.records)
 
     @property
     def label_tokens(self) -> int:
         return sum(sum(record.counted.values()) for record in self.records)
 
 
-def begin(folder: Path, federation: str, layout: Layout, seed: int, mode: str = "product") -> State:
+def begin(
+    folder: Path, federation: str, layout: Layout, seed: int, aggregation: AggregationSection = DEFAULT_AGGREGATION
+) -> State:
     """The state in ``folder``, or a fresh one with a broadcast that all nodes begin from.
 
-    Raises ValueError when the folder is another federation's, or its adapter or mode another, OSError,
+    Raises ValueError when the folder is another federation's, or its adapter or aggregation another, OSError,
     msgspec.DecodeError.
     """
     path = folder / STATE_FILE
@@ -129,21 +113,40 @@ def begin(folder: Path, federation: str, layout: Layout, seed: int, mode: str = 
         state = msgspec.json.decode(path.read_bytes(), type=State)
         if (state.federation, state.layout) != (federation, layout):
             raise ValueError(f"{folder} belongs to {state.federation}, with an adapter of other layers or another rank")
-        if state.mode != mode:
-            raise ValueError(mode_problem(state, mode))
+        if problem := aggregation_problem(state, aggregation):
+            raise ValueError(problem)
         return state
     folder.mkdir(parents=True, exist_ok=True)
     write_adapter(folder, 0, fresh_adapter(layout, seed))
-    state = State(federation, layout, mode=mode)
+    state = State(federation, layout, mode=aggregation.mode, residual_rank=_residual_rank(aggregation))
     write_state(folder, state)
     return state
 
 
-def mode_problem(state: State, mode: str) -> str:
-    return (
-        f"{state.federation} has begun with aggregation.mode {state.mode}, and its file says {mode}; the frozen "
-        f"adapter of exact belongs to all rounds or to none. Set it back to {state.mode}"
-    )
+def aggregation_problem(state: State, aggregation: AggregationSection) -> str | None:
+    """What of it cannot be changed on the way, and was."""
+    if state.mode != aggregation.mode:
+        return (
+            f"{state.federation} has begun with aggregation.mode {state.mode}, and its file says {aggregation.mode}; "
+            f"the frozen adapter of exact belongs to all rounds or to none. Set it back to {state.mode}"
+        )
+    if state.residual_rank not in (0, _residual_rank(aggregation)):
+        return (
+            f"{state.federation} has begun with aggregation.residual_rank {state.residual_rank}, and its file says "
+            f"{aggregation.residual_rank}; the nodes hold their frozen adapters at that rank. Set it back to "
+            f"{state.residual_rank}"
+        )
+    return None
+
+
+def _residual_rank(aggregation: AggregationSection) -> int:
+    return aggregation.residual_rank if aggregation.mode == "exact" else 0
+
+
+def waiting_text(state: State) -> str:
+    """Of a state that has waited."""
+    nodes = "; ".join(f"{node} {why}" for node, why in state.waiting.items())
+    return f"round {state.round} has no delta yet, {state.waited} x its deadline has passed: {nodes}"
 
 
 def fresh_adapter(layout: Layout, seed: int) -> Flat:
@@ -196,34 +199,66 @@ class Coordinator:
     sleep: Callable[[float], None] = time.sleep
     _owing: dict[str, Owing] = field(default_factory=dict)
     """By handle; lives across rounds, as the nodes' work does."""
+    _there: frozenset[str] | None = None
+    """Nodes that were there when last asked; None: that could not be asked since the last deadline."""
+    _losses: Counter[str] = field(default_factory=Counter)
+    """Answers of this round that were lost since the last deadline, by node."""
 
-    def run(self, state: State, stop: Callable[[], bool] = lambda: False) -> State:
-        """All rounds that are left, or until ``stop``. Raises OSError when a round cannot be written down."""
-        while state.round < self.sections.rounds.count and not stop():
-            state = self._round(state, stop)
+    def run(self, state: State) -> State:
+        """All rounds that are left. Raises OSError when a round cannot be written down, WireError when not one call to
+        nodes has got through for a whole deadline."""
+        while state.done < self.sections.rounds.count:
+            state = self._round(state)
         return state
 
-    def _round(self, state: State, stop: Callable[[], bool]) -> State:
-        rounds, number = self.sections.rounds, state.round
+    def _round(self, state: State) -> State:
+        """One deadline after the other, until something has come that can be judged."""
+        number = state.round
         broadcast = read_adapter(self.folder, number)
-        began = self.clock()
         arrivals: list[Arrival] = []
         refused: dict[Key, str] = {}
         while True:
+            began = self.clock()
+            self._until_over(state, broadcast, began, arrivals, refused)
+            if arrivals or any(of == number for _, of in refused):
+                return self._end(state, broadcast, arrivals, refused, self.clock() - began)
+            state = self._waited(state)
+
+    def _until_over(
+        self, state: State, broadcast: Flat, began: float, arrivals: list[Arrival], refused: dict[Key, str]
+    ) -> None:
+        """Takes what comes into ``arrivals`` and ``refused`` until the round is over."""
+        rounds, number = self.sections.rounds, state.round
+        self._there, self._losses = None, Counter()
+        while True:
             self._forget()
-            done = [*((arrival.node, arrival.round) for arrival in arrivals), *refused]
-            until = began + rounds.deadline_seconds
-            self._ask(state.layout, number, broadcast, [node for node, of in done if of == number], until)
-            for arrival in self._collect(state, refused):
-                arrivals.append(arrival)
-            fresh = [arrival for arrival in arrivals if arrival.round == number]
-            if stop():
-                return state
+            arrivals.extend(self._collect(state, refused))
+            fresh = [arrival.node for arrival in arrivals if arrival.round == number]
+            done = [*fresh, *(node for node, of in refused if of == number)]
+            # Before it is asked whether the round is over: whose answer was lost and is there owes another one.
+            self._ask(state.layout, number, broadcast, done, began + rounds.deadline_seconds)
             owing = list(self._owing.values())
             if is_over(self.clock(), began, rounds.deadline_seconds, number, owing, len(fresh)):
-                break
+                return
             self.sleep(min(POLL_SECONDS, max(0.0, began + rounds.deadline_seconds - self.clock())))
-        return self._end(state, broadcast, arrivals, refused, self.clock() - began)
+
+    def _waited(self, state: State) -> State:
+        """A deadline has passed without any delta: say who is missing and why. Nobody's round, it doesn't count."""
+        if self._there is None:
+            raise WireError(f"not one call has got through for {self.sections.rounds.deadline_seconds} seconds")
+        owing = {each.node for each in self._owing.values()}
+        waiting = {}
+        for node in sorted(self.keys):
+            if node in owing:
+                waiting[node] = "was asked and has not answered"
+            elif node not in self._there:
+                waiting[node] = "is not connected"
+            else:
+                waiting[node] = f"has lost {self._losses[node]} answers" if self._losses[node] else "is there"
+        state = msgspec.structs.replace(state, waited=state.waited + 1, waiting=waiting)
+        write_state(self.folder, state)
+        self.say(waiting_text(state))
+        return state
 
     def _forget(self) -> None:
         rounds = self.sections.rounds
@@ -236,8 +271,9 @@ class Coordinator:
         """``until``: the round's end by the clock; nobody is asked after it."""
         rounds = self.sections.rounds
         try:
-            online = [node for node in self.wire.online() if node in self.keys]
-            for node in to_ask(online, self._owing.values(), done):
+            self._there = frozenset(node for node in self.wire.online() if node in self.keys)
+            tried = [node for node, times in self._losses.items() if times >= TRIES]
+            for node in to_ask(self._there, self._owing.values(), [*done, *tried]):
                 if self.clock() >= until:
                     break
                 asked = Asked(self.sections.name, node, number, digest(broadcast), layout)
@@ -261,6 +297,11 @@ class Coordinator:
             owing = self._owing.pop(answer.handle, None)
             if owing is None or (owing.node, owing.round) in state.counted:
                 continue
+            if answer.lost:
+                if owing.round == state.round:
+                    self._losses[owing.node] += 1
+                self.say(f"the answer of {owing.node} for round {owing.round} was lost: {plain(answer.lost)}")
+                continue
             arrival = self._judged(state, owing, answer, refused)
             if arrival is not None:
                 found.append(arrival)
@@ -269,7 +310,7 @@ class Coordinator:
     def _judged(self, state: State, owing: Owing, answer: Answer, refused: dict[Key, str]) -> Arrival | None:
         claim = read_claim(answer.claim)
         if answer.failed or claim is None:
-            why = answer.failed or "it is not a delta"
+            why = plain(answer.failed) or "it is not a delta"
         elif state.round - owing.round > self.sections.rounds.late_rounds:
             why = f"it is {state.round - owing.round} rounds late"
         else:
@@ -283,45 +324,6 @@ class Coordinator:
         refused[owing.node, owing.round] = why
         self.say(f"the delta of {owing.node} for round {owing.round} does not count: {why}")
         return None
-
-    def part(self, state: State, stop: Callable[[], bool] = lambda: False) -> State:
-        """Tell the nodes that all rounds are done: those that are there, and those that come back within a deadline.
-
-        Call it after the last round. One that says nothing is told again. Raises OSError.
-        """
-        began = self.clock()
-        pending: dict[str, Owing] = {}
-        while not stop() and not state.parted:
-            patience = began + self.sections.rounds.deadline_seconds - self.clock()
-            if patience <= 0 or set(state.told) >= set(self.keys):
-                state = msgspec.structs.replace(state, parted=True)
-                write_state(self.folder, state)
-                away = sorted(set(self.keys) - set(state.told))
-                self.say(f"not told that it is over: {', '.join(away)}" if away else "all nodes know that it is over")
-                break
-            try:
-                known = self._tell(state, pending)
-            except WireError as error:
-                self.say(f"nodes cannot be told just now: {error}")
-                known = []
-            if known:
-                state = msgspec.structs.replace(state, told=tuple(sorted({*state.told, *known})))
-                write_state(self.folder, state)
-                continue
-            self.sleep(min(POLL_SECONDS, max(0.0, patience)))
-        return state
-
-    def _tell(self, state: State, pending: dict[str, Owing]) -> list[str]:
-        """Who has said since that it knows. ``pending``: whom that is asked of, by handle. Raises WireError."""
-        now = self.clock()
-        waited_for = {each.node for each in pending.values() if now - each.since < TELL_AGAIN_SECONDS}
-        for node in self.wire.online():
-            if node in self.keys and node not in state.told and node not in waited_for:
-                handle = self.wire.dismiss(node, state.round, float(self.sections.rounds.deadline_seconds))
-                pending[handle] = Owing(node, state.round, now)
-        answers = self.wire.collect(list(pending)) if pending else []
-        told = [(pending.pop(answer.handle), answer) for answer in answers if answer.handle in pending]
-        return [owing.node for owing, answer in told if not answer.failed]
 
     def _end(
         self, state: State, broadcast: Flat, arrivals: list[Arrival], refused: dict[Key, str], seconds: float
@@ -340,15 +342,24 @@ class Coordinator:
         counting = [arrival for arrival in arrivals if (arrival.node, arrival.round) not in refused]
         shares = weights(counting, number, rounds.late_factor, rounds.late_rounds)
         after = self._outcome(layout, broadcast, began, number, counting, shares)
+        if not (np.isfinite(after.adapter).all() and np.isfinite(after.frozen).all()):
+            self.say(f"round {number} comes to values that are not finite; its deltas do not count")
+            refused |= {(a.node, a.round): "what comes of this round's deltas is not finite" for a in counting}
+            counting, shares = [], {}
+            after = self._outcome(layout, broadcast, began, number, counting, shares)
         counted: dict[str, int] = {}
         taken = [arrival for arrival in counting if (arrival.node, arrival.round) in shares]
+        said = {(arrival.node, arrival.round): arrival.label_tokens for arrival in taken}
+        for (node, of), most in weighing(said).items():
+            if most < said[node, of]:
+                self.say(f"{node} says {said[node, of]} label tokens in round {of}, and weighs as if by {most:.0f}")
         for arrival in taken:  # a node may have a late delta and one that is in time
             counted[arrival.node] = counted.get(arrival.node, 0) + arrival.label_tokens
         record = Record(
             number, round(seconds, 3), counted,
             {a.node: number - a.round for a in counting if a.round < number},
             {node: why for (node, _), why in refused.items()},
-            tuple(sorted(owing.node for owing in self._owing.values() if owing.round == number)),
+            self._missing(number, [node for node, of in (*shares, *refused) if of == number]),
             after.lost_share, after.averaging_error, self.wire.bytes_moved(),
             sum(arrival.tokens for arrival in taken), sum(arrival.steps for arrival in taken),
             sum(arrival.rows for arrival in taken),
@@ -358,15 +369,21 @@ class Coordinator:
             state.federation, layout, number + 1,
             (*state.norms, *(norms[key] for key in shares))[-NORMS_KEPT:],
             state.counted | frozenset(shares), (*state.records, record), state.mode,
+            residual_rank=state.residual_rank,
         )  # fmt: skip
         write_state(self.folder, after_it)
         adapter_path(self.folder, number - rounds.late_rounds).unlink(missing_ok=True)
         self.say(
-            f"round {number} of {rounds.count}: {sum(counted.values())} label tokens of {len(counted)} nodes; "
+            f"round {number}, {after_it.done} of {rounds.count} are done: {sum(counted.values())} label tokens of "
+            f"{len(counted)} nodes; "
             f"{after.lost_share:.2%} of the energy had no room in the rank, averaging factors would have been "
             f"{after.averaging_error:.2%} off"
         )
         return after_it
+
+    def _missing(self, number: int, answered: Sequence[str]) -> tuple[str, ...]:
+        silent = {owing.node for owing in self._owing.values() if owing.round == number}
+        return tuple(sorted(silent | (set(self._losses) - set(answered))))
 
     def _outcome(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,8 +18,11 @@ from trainer.federated.products import Term, norm
 CONTEXT = b"mens-sup federated delta 1\n"
 """Begins what is signed, so that no signature for another purpose fits."""
 K = TypeVar("K", bound=Hashable)
-FEWEST_TO_COMPARE = 3
-"""Norms that a typical one can be told from."""
+LARGEST_VALUE = 100.0
+"""In the factors of an adapter. A begins below 1 and B at 0, and both move by about a learning rate a step; this is far
+beyond what any training comes to, and products of such values are finite in float32."""
+Amount = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+"""Sums of these stay below 2**63, beyond which they could not be written down."""
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,15 +35,15 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     federation: str
     node: str
-    round: int
+    round: Amount
     began_from: str
     layout: str
     digest: str
-    label_tokens: int
-    tokens: int
-    steps: int
+    label_tokens: Amount
+    tokens: Amount
+    steps: Amount
     seconds: float
-    rows: int
+    rows: Amount
 
 
 def sign(claim: Claim, key: Ed25519PrivateKey) -> bytes:
@@ -52,7 +55,7 @@ def _signed(claim: Claim) -> bytes:
 
 
 def read_claim(data: bytes) -> Claim | None:
-    """None for what is not a claim."""
+    """None for what is not a claim, also for one of numbers beyond all reason."""
     try:
         return msgspec.json.decode(data, type=Claim)
     except msgspec.DecodeError:
@@ -93,10 +96,10 @@ def fault(claim: Claim, signature: bytes, flat: Flat, asked: Asked, key: Ed25519
         return "its bytes are not those that were signed"
     if not np.isfinite(flat).all():
         return "it has values that are not finite"
+    if (largest := float(np.abs(flat).max(initial=0.0))) > LARGEST_VALUE:
+        return f"it has a value of {largest:.3g}, and no adapter's factors come to more than {LARGEST_VALUE:g}"
     if not 0 < claim.label_tokens <= claim.tokens or not (math.isfinite(claim.seconds) and claim.seconds >= 0):
         return f"it claims {claim.label_tokens} label tokens of {claim.tokens} tokens in {claim.seconds} seconds"
-    if min(claim.steps, claim.rows) < 0:
-        return f"it claims {claim.steps} steps and {claim.rows} rows"
     return None
 
 
@@ -111,15 +114,15 @@ def delta_norm(layout: Layout, scale: float, began: Flat, ended: Flat) -> float:
 def outliers(norms: Mapping[K, float], earlier: Sequence[float], times: float) -> dict[K, str]:
     """The deltas that are more than ``times`` as large as is usual, with why.
 
-    Usual is the median of those that counted before and of the others now. With fewer than three of those nothing is
-    usual yet and nothing is an outlier.
+    Usual is the median of those that counted before and of the others now, without any that moved nothing. In a first
+    round of two that is the other one, so the larger of two that differ so much doesn't count; of three, one alone can
+    neither get a huge delta counted nor keep the others' out by a tiny one. Where there is nothing to compare with,
+    nothing is an outlier.
     """
     found = {}
     for key, size in norms.items():
         others = [*earlier, *(other for name, other in norms.items() if name != key)]
-        if len(others) < FEWEST_TO_COMPARE:
-            continue
-        usual = statistics.median(others)
-        if size > times * usual:
+        moved = [other for other in others if other > 0]
+        if moved and size > times * (usual := statistics.median(moved)):
             found[key] = f"it moves the weights by {size:.3g}, {times:g} times {usual:.3g} would be the most"
     return found

@@ -7,6 +7,7 @@ locked". float32 because Flower's ArrayRecord refuses bfloat16; adapters are tra
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -168,6 +169,21 @@ def side_by_side(layout: Layout, flat: Flat, other_layout: Layout, other: Flat) 
         np.concatenate([first.a, second.a], 0, out=new.a)
         np.concatenate([first.b, second.b], 1, out=new.b)
     return whole, found
+
+
+def read_npy(data: bytes) -> Flat:
+    """One flat float32 array, as numpy saves it. Raises ValueError, and what a spoilt header makes numpy raise.
+
+    What the header says is compared with what is there before anything is taken from it: it may come from anybody.
+    """
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("it is no array of a known format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    numbers = (len(data) - stream.tell()) // 4
+    if dtype != np.dtype("<f4") or shape != (numbers,) or len(data) - stream.tell() != 4 * numbers:
+        raise ValueError(f"it says {list(shape)} of {dtype}, which is no flat float32 array of {numbers} numbers")
+    return np.frombuffer(data, "<f4", offset=stream.tell())
 
 
 def digest(flat: Flat) -> str:

@@ -2,7 +2,8 @@
 
 A LoRA layer adds ``s B A`` to a weight (B: m x r, A: r x n). What nodes have learnt is the product, so the mean is
 taken over products. The sum of N products is ``[c1 B1 | ... | cN BN] [A1; ...; AN]``; QR of both stacks leaves a core
-of at most N r x N r, and its SVD gives the best factors of rank r (Eckart-Young). All of it is computed in float64.
+of at most N r x N r, and its SVD gives the best factors of rank r (Eckart-Young). The mean factors lie in the same two
+bases, so what averaging them would miss is read off the core as well. All of it is computed in float64.
 """
 
 from __future__ import annotations
@@ -50,11 +51,44 @@ class Factored:
 
 @dataclass(frozen=True)
 class _Core:
-    """The sum in two orthonormal bases: ``left @ middle @ right.T``."""
+    """The terms in two orthonormal bases, column by column: their sum is ``left @ upper @ lower.T @ right.T``.
+
+    upper [p, k], lower [q, k]: k ranks in all, those of the first term first; upper has the coefficients in it.
+    """
 
     left: Exactly
-    middle: Exactly
+    upper: Exactly
     right: Exactly
+    lower: Exactly
+
+    def middle(self, ranks: int | None = None) -> Exactly:
+        """[p, q]: the sum, or that of the terms with the first so many ranks."""
+        found: Exactly = self.upper[:, :ranks] @ self.lower[:, :ranks].T
+        return found
+
+    def mean(self, terms: Sequence[Term]) -> Exactly:
+        """[p, q]: what averaging the factors makes of the sum of ``terms``, which are the core's first, of one rank."""
+        whole, rank = math.fsum(term.coefficient for term in terms), terms[0].a.shape[0]
+        b, a = np.zeros((len(self.upper), rank)), np.zeros((len(self.lower), rank))
+        for number, term in enumerate(terms):
+            part = slice(number * rank, (number + 1) * rank)
+            b += self.upper[:, part]
+            a += term.coefficient * self.lower[:, part]
+        found: Exactly = b @ a.T / whole
+        return found
+
+    def factored(self, middle: Exactly, rank: int, length: float) -> Factored:
+        """The best factors of ``rank`` of what is ``middle`` in these bases; the rows of a are ``length`` long."""
+        u, values, vt = np.linalg.svd(middle, full_matrices=False)
+        if rank > len(values):
+            raise ValueError(f"rank {rank} is more than the {len(values)} directions that these factors have")
+        energy = np.square(values)
+        return Factored(
+            b=self.left @ (u[:, :rank] * values[:rank]) / length,
+            a=length * vt[:rank] @ self.right.T,
+            kept=float(energy[:rank].sum()),
+            lost=float(energy[rank:].sum()),
+        )
 
 
 def refactor(terms: Sequence[Term], rank: int) -> Factored:
@@ -66,22 +100,12 @@ def refactor(terms: Sequence[Term], rank: int) -> Factored:
     ValueError for no terms, or a rank that the layer or the terms cannot give.
     """
     core = _core(terms)
-    u, values, vt = np.linalg.svd(core.middle, full_matrices=False)
-    if rank > len(values):
-        raise ValueError(f"rank {rank} is more than the {len(values)} directions that these factors have")
-    length = _row_length(terms)
-    energy = np.square(values)
-    return Factored(
-        b=core.left @ (u[:, :rank] * values[:rank]) / length,
-        a=length * vt[:rank] @ core.right.T,
-        kept=float(energy[:rank].sum()),
-        lost=float(energy[rank:].sum()),
-    )
+    return core.factored(core.middle(), rank, _row_length(terms))
 
 
 def norm(terms: Sequence[Term]) -> float:
     """The Frobenius norm of the sum of the terms."""
-    return float(np.linalg.norm(_core(terms).middle))
+    return float(np.linalg.norm(_core(terms).middle()))
 
 
 def mean_factors(terms: Sequence[Term]) -> tuple[Exactly, Exactly]:
@@ -94,45 +118,52 @@ def mean_factors(terms: Sequence[Term]) -> tuple[Exactly, Exactly]:
     return b, a
 
 
-def residual(terms: Sequence[Term]) -> list[Term]:
-    """The terms of: the sum of products minus the product of the mean factors (FedEx-LoRA, arXiv 2410.09432)."""
-    b, a = mean_factors(terms)
-    return [*terms, Term(-math.fsum(term.coefficient for term in terms), b, a)]
+@dataclass(frozen=True)
+class Mean:
+    """One layer after a round. ``missed``: the norm of what plain averaging of the factors would have been off by."""
+
+    factored: Factored
+    missed: float
 
 
-def averaging_error(terms: Sequence[Term]) -> float:
-    """How far plain averaging of the factors would be from the sum, as a share of the sum's norm.
-
-    0 for a sum that is zero. The terms must be of one rank.
-    """
-    whole = norm(terms)
-    return norm(residual(terms)) / whole if whole > 0 else 0.0
+def product_round(terms: Sequence[Term], rank: int) -> Mean:
+    """:func:`refactor`, and what averaging would have missed, by one set of QRs. The terms must be of one rank."""
+    core = _core(terms)
+    whole = core.middle()
+    missed = float(np.linalg.norm(whole - core.mean(terms)))
+    return Mean(core.factored(whole, rank, _row_length(terms)), missed)
 
 
 @dataclass(frozen=True)
 class Exact:
-    """One layer after a FedEx-LoRA round: the mean factors (trained on), and the residual so far (frozen)."""
+    """One layer after a FedEx-LoRA round: the mean factors (trained on), and the residual so far (frozen).
+
+    ``norm``: of the whole sum, the residual before it included; ``missed``: of what this round's mean factors miss.
+    """
 
     b: Exactly
     a: Exactly
     frozen: Factored
+    norm: float
+    missed: float
 
 
 def exact_round(terms: Sequence[Term], frozen: Sequence[Term], cap: int) -> Exact:
-    """The mean factors and, in a frozen adapter of rank ``cap`` at most, all that they miss, this round's and before.
+    """The mean factors and, in a frozen adapter of rank ``cap`` at most, all that they miss, this round's and before
+    (FedEx-LoRA, arXiv 2410.09432). The terms must be of one rank.
 
     ``frozen``: the residual so far, as terms; none in the first round. While ``cap`` is at least the residual's rank,
     mean factors plus residual are the ideal sum.
     """
     b, a = mean_factors(terms)
-    missing = [*frozen, *residual(terms)]
-    return Exact(b, a, refactor(missing, min(cap, directions(missing, norm([*terms, *frozen])))))
-
-
-def directions(terms: Sequence[Term], beside: float) -> int:
-    """How many directions the sum has that are more than rounding beside a norm of ``beside``."""
-    values = np.linalg.svd(_core(terms).middle, compute_uv=False)
-    return int((values > NEGLIGIBLE * beside).sum())
+    core = _core([*terms, *frozen])
+    whole, mean = core.middle(), core.mean(terms)
+    beside = float(np.linalg.norm(whole))
+    missing = whole - mean
+    rank = min(cap, int((np.linalg.svd(missing, compute_uv=False) > NEGLIGIBLE * beside).sum()))
+    length = _row_length([*frozen, *terms, Term(1.0, b, a)])
+    this_round = core.middle(sum(term.a.shape[0] for term in terms)) - mean
+    return Exact(b, a, core.factored(missing, rank, length), beside, float(np.linalg.norm(this_round)))
 
 
 def _core(terms: Sequence[Term]) -> _Core:
@@ -140,7 +171,7 @@ def _core(terms: Sequence[Term]) -> _Core:
         raise ValueError("a sum of no terms has no shape")
     left, upper = np.linalg.qr(np.concatenate([term.coefficient * term.b.astype(np.float64) for term in terms], 1))
     right, lower = np.linalg.qr(np.concatenate([term.a.astype(np.float64) for term in terms]).T)
-    return _Core(left, upper @ lower.T, right)
+    return _Core(left, upper, right, lower)
 
 
 def _row_length(terms: Sequence[Term]) -> float:

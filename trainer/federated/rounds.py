@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainer.federated.packed import A_SUFFIX, B_SUFFIX, Flat, Layout, of_rank, pack, unpack
-from trainer.federated.products import Exact, Exactly, Term, averaging_error, exact_round, norm, refactor, residual
+from trainer.federated.products import Exact, Exactly, Term, exact_round, product_round
+
+MOST_TIMES_USUAL = 4.0
+"""A delta weighs no more than so many times as much as is usual: what a node says of its tokens cannot be checked."""
+Key = tuple[str, int]
+"""A delta: whose, and of which round."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +66,32 @@ def expired(now: float, asked: Iterable[Owing], deadline_seconds: float, late_ro
 
 def weights(
     arrivals: Sequence[Arrival], current: int, late_factor: float, late_rounds: int
-) -> dict[tuple[str, int], float]:
+) -> dict[Key, float]:
     """By (node, round) of those that count: their shares, which add up to 1 where none is late, and to less otherwise.
 
-    A delta's share is that of its label tokens in all that count, times ``late_factor`` for each round that it is late.
-    One that is more than ``late_rounds`` late doesn't count, and the same node's delta of the same round counts once.
+    A delta's share is that of its label tokens (as far as they weigh) in all that count, times ``late_factor`` for each
+    round that it is late. One that is more than ``late_rounds`` late doesn't count, and the same node's delta of the
+    same round counts once.
     """
-    tokens: dict[tuple[str, int], int] = {}
-    for arrival in arrivals:
-        if 0 <= current - arrival.round <= late_rounds and arrival.label_tokens > 0:
-            tokens[arrival.node, arrival.round] = arrival.label_tokens
+    tokens = weighing(
+        {
+            (arrival.node, arrival.round): arrival.label_tokens
+            for arrival in arrivals
+            if 0 <= current - arrival.round <= late_rounds and arrival.label_tokens > 0
+        }
+    )
     whole = sum(tokens.values())
     return {key: count / whole * late_factor ** (current - key[1]) for key, count in tokens.items()}
+
+
+def weighing(tokens: Mapping[Key, int]) -> dict[Key, float]:
+    """The label tokens that each delta weighs by: its own, at most ``MOST_TIMES_USUAL`` the median of other nodes'."""
+    found = {}
+    for (node, number), count in tokens.items():
+        others = [other for (name, _), other in tokens.items() if name != node]
+        most = MOST_TIMES_USUAL * statistics.median(others) if others else math.inf
+        found[node, number] = min(float(count), most)
+    return found
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,7 @@ def outcome(
     broadcasts: Mapping[int, Flat],
     current: int,
     arrivals: Sequence[Arrival],
-    shares: Mapping[tuple[str, int], float],
+    shares: Mapping[Key, float],
 ) -> Outcome:
     """The products' mean, re-factored: W + sum of share x (product handed in - product begun from), layer by layer.
 
@@ -101,10 +121,10 @@ def outcome(
     kept = lost = wrong = 0.0
     tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.floating]]] = {}
     for layer, terms in zip(layout.layers, _terms(layout, broadcasts, current, arrivals, shares), strict=True):
-        found = refactor(terms, layout.rank)
-        energy = found.kept + found.lost
+        mean = product_round(terms, layout.rank)
+        found = mean.factored
         kept, lost = kept + found.kept, lost + found.lost
-        wrong += averaging_error(terms) ** 2 * energy
+        wrong += mean.missed**2
         tensors[layer.name + A_SUFFIX], tensors[layer.name + B_SUFFIX] = found.a, found.b
     whole = kept + lost
     return Outcome(
@@ -117,7 +137,7 @@ def exact_outcome(
     broadcasts: Mapping[int, Flat],
     current: int,
     arrivals: Sequence[Arrival],
-    shares: Mapping[tuple[str, int], float],
+    shares: Mapping[Key, float],
     frozen: tuple[Layout, Flat],
     cap: int,
 ) -> Outcome:
@@ -134,8 +154,8 @@ def exact_outcome(
         found = exact_round(terms, before, cap)
         rounds.append(found)
         lost += found.frozen.lost
-        whole += norm([*terms, *before]) ** 2
-        wrong += norm(residual(terms)) ** 2
+        whole += found.norm**2
+        wrong += found.missed**2
     wide = of_rank(layout, max(found.frozen.a.shape[0] for found in rounds))
     adapter, rest = np.empty(layout.size, np.float32), np.empty(wide.size, np.float32)
     for new, behind, found in zip(unpack(layout, adapter), unpack(wide, rest), rounds, strict=True):
@@ -156,11 +176,11 @@ def _terms(
     broadcasts: Mapping[int, Flat],
     current: int,
     arrivals: Sequence[Arrival],
-    shares: Mapping[tuple[str, int], float],
+    shares: Mapping[Key, float],
 ) -> list[list[Term]]:
     """Layer by layer, the products whose sum is W + sum of share x (handed in - begun from)."""
     coefficients: dict[int, float] = {current: 1.0}
-    counted: dict[tuple[str, int], Arrival] = {}
+    counted: dict[Key, Arrival] = {}
     for arrival in arrivals:
         key = (arrival.node, arrival.round)
         if key in shares and key not in counted:

@@ -21,19 +21,23 @@ from trainer.federated.blueprint import blueprint
 from trainer.federated.config import FederationSections, load_federation
 from trainer.federated.coordinator import (
     BLUEPRINT_FILE,
+    FAILURE_FILE,
     STANDING,
     STATE_FILE,
     State,
+    aggregation_problem,
     lock_path,
-    mode_problem,
     read_adapter,
+    waiting_text,
     write_state,
 )
 from trainer.federated.final import write_final
-from trainer.federated.front import Front
-from trainer.federated.identity import AUTHORITY, COORDINATOR, FRONT
+from trainer.federated.front import Front, every_address
+from trainer.federated.identity import AUTHORITY, COORDINATOR, DELTA_PUBLIC, FLEET_PUBLIC, FRONT
 from trainer.federated.leftovers import alone, end_marked
-from trainer.federated.packed import Blueprint
+from trainer.federated.packed import Blueprint, Layout
+from trainer.federated.submissions import Submissions
+from trainer.federated.wire import plain
 
 FILE_VARIABLE = "MENS_FEDERATION"
 HEALTHY_SECONDS = 180.0
@@ -60,6 +64,9 @@ class Stop:
 def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
     """Until all rounds are done and the nodes know it, or are not waited for any longer (0), or asked to stop (1).
 
+    Nodes that are away while rounds are left are waited for as long as that takes, and named; a coordinator's process
+    that ends again and again is not (1).
+
     ``inner_port``: the SuperLink's, on loopback. Started again after the end it tells those that do not know it yet.
 
     Raises InputError, OSError.
@@ -69,8 +76,14 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
     if not (root / COORDINATOR / AUTHORITY).is_file():
         raise InputError(f"{root / COORDINATOR}: no keys there; make the federation by mens-sup federate init.")
     state = read_state(root)
-    if state is not None and state.mode != sections.aggregation.mode:
-        raise InputError(f"{file}: {mode_problem(state, sections.aggregation.mode)}.")
+    if state is not None and (problem := aggregation_problem(state, sections.aggregation)):
+        raise InputError(f"{file}: {problem}.")
+    for node in sections.nodes:
+        if not all((root / COORDINATOR / node / name).is_file() for name in (DELTA_PUBLIC, FLEET_PUBLIC)):
+            raise InputError(
+                f"{file}: nodes names {node}, and {root / COORDINATOR} has no keys of it. Name only nodes that "
+                "mens-sup federate init has made."
+            )
     flower.programs()
     with alone(root / COORDINATOR / "serve.lock", f"{file}: this federation's coordinator"):
         left = end_marked(flower.HOME_VARIABLE, str(root / COORDINATOR / "flower"), END_SECONDS)
@@ -82,27 +95,31 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
 def _serve(file: Path, root: Path, sections: FederationSections, inner_port: int, say: Callable[[str], None]) -> int:
     """While nobody else does."""
     plan = _blueprint(root, sections)
+    if problem := _rank_problem(plan.layout, sections):
+        raise InputError(f"{sections.train}: {problem}.")
     state = read_state(root)
-    if state is not None and state.round >= sections.rounds.count:
-        say(f"all {state.round} rounds are done: {_export(root, plan, state)}")
+    if state is not None and state.done >= sections.rounds.count:
+        say(f"all {state.done} rounds are done: {_export(root, plan, state)}")
         if set(state.told) >= set(sections.nodes):
             return 0
-        if state.parted and not _coordinator_lives(root):
-            write_state(root / COORDINATOR / STANDING, msgspec.structs.replace(state, parted=False))
+        if state.ended and not _coordinator_lives(root):
+            write_state(root / COORDINATOR / STANDING, msgspec.structs.replace(state, ended=False))
     flower.connect(root, inner_port)
     stop = Stop()
     keys = root / COORDINATOR
     try:
         behind = ("127.0.0.1", inner_port)
         front = Front(
-            ("", sections.port), keys / f"{FRONT}.pem", keys / f"{FRONT}.key", behind, keys / AUTHORITY
-        )
+            (every_address(sections.host), sections.port), keys / f"{FRONT}.pem", keys / f"{FRONT}.key", behind,
+            keys / AUTHORITY,
+        )  # fmt: skip
     except OSError as error:
         raise InputError(f"{file}: port {sections.port} cannot be served: {error.strerror or error}.") from None
     threading.Thread(target=front.serve_forever, daemon=True).start()
     say(f"serving {sections.name} on port {sections.port}")
     link: subprocess.Popen[bytes] | None = None
     submitted, done_since = 0.0, 0.0
+    submissions, waited = Submissions(), state.waited if state is not None else 0
     try:
         while not stop.asked:
             if link is None or link.poll() is not None:
@@ -112,16 +129,26 @@ def _serve(file: Path, root: Path, sections: FederationSections, inner_port: int
                 link = _superlink(root, file, inner_port, sections, stop, say)
                 submitted = 0.0
             state = read_state(root)
-            if state is not None and state.round >= sections.rounds.count:
+            if state is not None and state.waited != waited:
+                waited = state.waited
+                if waited:
+                    say(waiting_text(state))
+            if state is not None and state.done >= sections.rounds.count:
                 if not done_since:
                     done_since = time.monotonic()
-                    say(f"all {state.round} rounds are done: {_export(root, plan, state)}")
+                    say(f"all {state.done} rounds are done: {_export(root, plan, state)}")
                 longest = PARTING_DEADLINES * sections.rounds.deadline_seconds
-                if state.parted or time.monotonic() - done_since > longest:
+                if state.ended or time.monotonic() - done_since > longest:
                     if away := sorted(set(sections.nodes) - set(state.told)):
                         say(f"{', '.join(away)} cannot be told that it is over; start serve again when they are back")
                     return 0
             if not _coordinator_lives(root) and time.monotonic() - submitted > RESUBMIT_SECONDS:
+                failure = _taken_failure(root)
+                if failure:
+                    say(f"the coordinator's process failed: {failure}")
+                if give_up := submissions.why_not(state, failure):
+                    say(give_up)
+                    return 1
                 why = flower.submit(root, lambda: stop.asked)
                 say("the rounds are submitted" if why is None else f"the rounds cannot be submitted just now: {why}")
                 submitted = time.monotonic()
@@ -155,6 +182,28 @@ def _blueprint(root: Path, sections: FederationSections) -> Blueprint:
     found = blueprint(Path(sections.train), whole=True)
     write_atomic(path, msgspec.json.encode(found))
     return found
+
+
+def _rank_problem(layout: Layout, sections: FederationSections) -> str | None:
+    """The mean of products has no more directions than a layer has."""
+    narrow = [layer for layer in layout.layers if min(layer.rows, layer.columns) < layout.rank]
+    if not narrow or sections.aggregation.mode == "exact":
+        return None
+    return (
+        f"model.lora.r is {layout.rank}, and {narrow[0].name} is only {narrow[0].rows} x {narrow[0].columns}. "
+        "Lower it, or leave that layer out"
+    )
+
+
+def _taken_failure(root: Path) -> str:
+    """What the coordinator's process has died of since this was last asked; empty where it left nothing."""
+    path = root / COORDINATOR / STANDING / FAILURE_FILE
+    try:
+        said = path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    path.unlink()
+    return plain(said)
 
 
 def _coordinator_lives(root: Path) -> bool:

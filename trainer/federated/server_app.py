@@ -17,25 +17,26 @@ import msgspec
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from supervisor.protocol.atomic import write_atomic
 from supervisor.protocol.lock import FileLock
 from trainer.federated.bytes_moved import DATABASE, counted_bytes
 from trainer.federated.config import FederationSections, load_federation
-from trainer.federated.coordinator import BLUEPRINT_FILE, STANDING, Answer, Coordinator, WireError, begin, lock_path
+from trainer.federated.coordinator import BLUEPRINT_FILE, FAILURE_FILE, STANDING, Coordinator, begin, lock_path
 from trainer.federated.deltas import Asked
 from trainer.federated.identity import COORDINATOR, read_delta_public
 from trainer.federated.mailbox import Task
-from trainer.federated.messages import adapter, content, head
+from trainer.federated.messages import answer, content
 from trainer.federated.packed import Blueprint, Flat, Layout, parted
+from trainer.federated.parting import part
 from trainer.federated.serve import FILE_VARIABLE
 from trainer.federated.timed_wire import TimedWire
-
-"""Where ``federate serve`` says which federation's file it serves."""
+from trainer.federated.wire import Answer, WireError, collected
 
 app = ServerApp()
 
 
 class GridWire:
-    """Implements trainer.federated.coordinator.Wire on a grid of Flower's."""
+    """Implements trainer.federated.wire.Wire on a grid of Flower's."""
 
     def __init__(self, grid: Grid, sections: FederationSections, database: Path, template: str) -> None:
         self._grid = grid
@@ -77,24 +78,11 @@ class GridWire:
         return str(handles[0])
 
     def collect(self, handles: Sequence[str]) -> Sequence[Answer]:
-        found = []
-        for message in self._tried(lambda: self._grid.pull_messages(handles)):
-            handle = message.metadata.reply_to_message_id
-            if message.has_error():
-                found.append(Answer(handle, failed=f"the node could not answer: {message.error.reason}"))
-                continue
-            values = head(message.content)
-            failed, claim, signature = values.get("failed", ""), values.get("claim", b""), values.get("signature", b"")
-            found.append(
-                Answer(
-                    handle,
-                    claim if isinstance(claim, bytes) else b"",
-                    signature if isinstance(signature, bytes) else b"",
-                    adapter(message.content),
-                    failed[:300] if isinstance(failed, str) else "",
-                )
-            )
-        return found
+        return collected(handles, self._pull)
+
+    def _pull(self, handle: str) -> Answer | None:
+        messages = self._tried(lambda: list(self._grid.pull_messages([handle])))
+        return answer(handle, messages[0]) if messages else None
 
     def bytes_moved(self) -> int | None:
         """By Flower's own counter, over all runs that were submitted to this SuperLink."""
@@ -114,18 +102,26 @@ def _say(sentence: str) -> None:
 
 @app.main()  # type: ignore[untyped-decorator]  # flwr is not looked at
 def main(grid: Grid, context: Context) -> None:
+    """Raises what has gone wrong, and leaves it for `federate serve`, which sees nothing else of this process."""
     file = Path(os.environ[FILE_VARIABLE])
-    sections = load_federation(file)
     folder = file.resolve().parent / COORDINATOR
-    blueprint = msgspec.json.decode((folder / BLUEPRINT_FILE).read_bytes(), type=Blueprint)
-    keys = {node: read_delta_public(folder, node) for node in sections.nodes}
-    (folder / STANDING).mkdir(parents=True, exist_ok=True)
-    lock = FileLock(lock_path(folder / STANDING))
+    standing = folder / STANDING
+    standing.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_path(standing))
     lock.acquire()  # one that was submitted while another still works ends here, and the other goes on
-    state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed, sections.aggregation.mode)
-    wire = TimedWire(GridWire(grid, sections, folder / DATABASE, blueprint.template_hash))
-    coordinator = Coordinator(folder / STANDING, sections, blueprint.scale, keys, wire, _say)
     try:
-        coordinator.part(coordinator.run(state))
+        _coordinate(grid, load_federation(file), folder)
+    except Exception as error:
+        write_atomic(standing / FAILURE_FILE, f"{type(error).__name__}: {error}".encode())
+        raise
     finally:
         lock.release()
+
+
+def _coordinate(grid: Grid, sections: FederationSections, folder: Path) -> None:
+    blueprint = msgspec.json.decode((folder / BLUEPRINT_FILE).read_bytes(), type=Blueprint)
+    keys = {node: read_delta_public(folder, node) for node in sections.nodes}
+    state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed, sections.aggregation)
+    wire = TimedWire(GridWire(grid, sections, folder / DATABASE, blueprint.template_hash))
+    coordinator = Coordinator(folder / STANDING, sections, blueprint.scale, keys, wire, _say)
+    part(coordinator, coordinator.run(state))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from trainer.federated.coordinator import Answer, Wire, WireError
 from trainer.federated.deltas import Asked
 from trainer.federated.packed import Flat
+from trainer.federated.wire import Answer, Wire, WireError
 
 LONGEST_SECONDS = 4.0
 """How long a call is waited for. In the worst case a round's end waits for two of them."""
@@ -44,12 +44,18 @@ class TimedWire:
         self._late: _Call | None = None
         self._asked: dict[Question, str] = {}
         self._answers: list[Answer] = []
+        self._nodes: Sequence[str] | None = None
         # Not one of a pool: those are waited for when the program ends.
         threading.Thread(target=self._work, daemon=True).start()
 
     def online(self) -> Sequence[str]:
-        nodes: Sequence[str] = self._within(self._wire.online, lambda nodes: None)
-        return nodes
+        """What a call of before has brought is taken first: where each takes long, the next would never be over."""
+        until = time.monotonic() + self._longest
+        self._settle(until)
+        if self._nodes is None:
+            self._keep_nodes(self._within(self._wire.online, self._keep_nodes, until))
+        nodes, self._nodes = self._nodes, None
+        return nodes or ()
 
     def ask(self, node: str, asked: Asked, broadcast: Flat, seconds_valid: float) -> str:
         question = (node, asked.round, asked.began_from)
@@ -72,6 +78,9 @@ class TimedWire:
 
     def bytes_moved(self) -> int | None:
         return self._wire.bytes_moved()
+
+    def _keep_nodes(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
 
     def _keep_answers(self, answers: Sequence[Answer]) -> None:
         self._answers.extend(answers)

@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from supervisor.config import load_config, load_document, unaccepted
 from trainer.federated.config import FederationSections
-from trainer.federated.coordinator import TELL_AGAIN_SECONDS, Answer, Coordinator, State, WireError, begin
+from trainer.federated.coordinator import Coordinator, Record, State, begin
 from trainer.federated.deltas import Asked
 from trainer.federated.packed import Flat, Layer, Layout
+from trainer.federated.parting import TELL_AGAIN_SECONDS, part
+from trainer.federated.wire import Answer, WireError
 
 LAYOUT = Layout(2, (Layer("one", 12, 16),))
 NODES = ("node1", "node2", "node3")
@@ -55,7 +57,7 @@ class Line:
         return None
 
 
-def part(folder: Path, line: Line) -> tuple[State, list[str]]:
+def tell(folder: Path, line: Line) -> tuple[State, list[str]]:
     sections = FederationSections.model_validate(
         {
             "name": "lan", "host": "127.0.0.1", "nodes": list(NODES), "train": "t.yaml",
@@ -71,15 +73,16 @@ def part(folder: Path, line: Line) -> tuple[State, list[str]]:
     coordinator = Coordinator(
         folder, sections, 2.0, public, line, said.append, clock=lambda: line.now, sleep=sleep
     )
-    state = msgspec.structs.replace(begin(folder, "lan", LAYOUT, seed=1), round=1)
-    return coordinator.part(coordinator.run(state)), said
+    done = Record(0, 9.0, {"node1": 100}, {}, {}, (), 0.0, 0.0, None)
+    state = msgspec.structs.replace(begin(folder, "lan", LAYOUT, seed=1), round=1, records=(done,))
+    return part(coordinator, coordinator.run(state)), said
 
 
 # proves FED-1 (those that are there learn at once that it is over, one that was away when it is back)
 def test_nodes_are_told_that_it_is_over(tmp_path: Path) -> None:
     line = Line({"node1": 0.0, "node2": 0.0, "node3": 120.0}, cut=5.0)
-    state, said = part(tmp_path, line)
-    assert state.parted and set(state.told) == set(NODES)
+    state, said = tell(tmp_path, line)
+    assert state.ended and set(state.told) == set(NODES)
     assert [node for node, _, _ in line.told] == list(NODES)
     assert all(rounds == 1 for _, rounds, _ in line.told)
     assert line.told[1][2] < 10 and 120 <= line.told[2][2] < 125
@@ -90,15 +93,15 @@ def test_nodes_are_told_that_it_is_over(tmp_path: Path) -> None:
 # proves FED-1 (a node that is gone for good holds nobody up, and is named)
 def test_a_node_that_stays_away_is_waited_for_until_a_deadline(tmp_path: Path) -> None:
     line = Line({"node1": 0.0, "node2": 0.0})
-    state, said = part(tmp_path, line)
-    assert state.parted and state.told == ("node1", "node2")
+    state, said = tell(tmp_path, line)
+    assert state.ended and state.told == ("node1", "node2")
     assert line.now == pytest.approx(300, abs=1)
     assert said[-1] == "not told that it is over: node3"
 
 
 def test_a_node_that_says_nothing_is_told_again(tmp_path: Path) -> None:
     line = Line(dict.fromkeys(NODES, 0.0), deaf=frozenset({"node2"}))
-    state, _ = part(tmp_path, line)
+    state, _ = tell(tmp_path, line)
     assert set(state.told) == set(NODES)
     again = [when for node, _, when in line.told if node == "node2"]
     assert len(again) == 2 and again[1] - again[0] == pytest.approx(TELL_AGAIN_SECONDS, abs=2)

@@ -7,12 +7,11 @@ from trainer.federated.products import (
     Exactly,
     Matrix,
     Term,
-    averaging_error,
     exact_round,
     mean_factors,
     norm,
+    product_round,
     refactor,
-    residual,
 )
 
 M, N, R = 40, 56, 4
@@ -50,7 +49,9 @@ def test_product_aggregation_equals_the_dense_reference() -> None:
     b, a = mean_factors(terms)
     plain = _error(b @ a, wanted)
     assert plain > 0.3  # what averaging factors would have got wrong, beside it
-    assert averaging_error(terms) == pytest.approx(plain, rel=1e-6)
+    both = product_round(terms, 3 * R)
+    assert both.missed == pytest.approx(plain * float(np.linalg.norm(wanted)), rel=1e-6)
+    assert np.array_equal(both.factored.b, found.b) and np.array_equal(both.factored.a, found.a)
     assert norm(terms) == pytest.approx(float(np.linalg.norm(wanted)), rel=1e-6)
 
 
@@ -93,7 +94,7 @@ def test_one_node_alone_gets_its_own_product_back() -> None:
     terms = _terms([1.0])
     found = refactor(terms, R)
     assert _error(found.b @ found.a, _dense(terms)) < 1e-5
-    assert averaging_error(terms) < 1e-9
+    assert product_round(terms, R).missed < 1e-9
 
 
 def test_a_layer_narrower_than_the_stack_of_factors() -> None:
@@ -116,9 +117,11 @@ def test_exact_mode_equals_the_ideal_over_rounds() -> None:
         after = exact_round(terms, frozen, cap=20)
         ideal = base + _dense(terms)
         assert _error(after.b @ after.a + after.frozen.b @ after.frozen.a, ideal) < 1e-5
+        assert after.norm == pytest.approx(float(np.linalg.norm(ideal)), rel=1e-6)
+        missed = float(np.linalg.norm(_dense(terms) - after.b @ after.a))
+        assert after.missed == pytest.approx(missed, rel=1e-6) and missed > 0.1 * np.linalg.norm(_dense(terms))
         base = ideal - after.b @ after.a
         frozen = [Term(1.0, after.frozen.b, after.frozen.a)]
-    assert _error(_dense(residual(terms)), _dense(terms)) > 0.1
 
 
 def test_exact_mode_with_a_capped_residual_says_what_it_lost() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.federated.packed import Flat, Layer, Layout, of_rank, unpack
-from trainer.federated.rounds import Arrival, Owing, exact_outcome, expired, is_over, outcome, to_ask, weights
+from trainer.federated.rounds import Arrival, Owing, exact_outcome, expired, is_over, outcome, to_ask, weighing, weights
 
 LAYOUT = Layout(2, (Layer("one", 12, 16), Layer("two", 9, 20)))
 
@@ -58,6 +58,16 @@ def test_weights() -> None:
     }
     assert weights([arrivals[2]], 5, 0.5, 2) == {("c", 4): 0.5}
     assert weights([arrivals[3]], 5, 0.5, 2) == {}
+
+
+# proves FED-1 (what a node claims of its tokens makes no delta the whole mean)
+def test_a_claim_weighs_no_more_than_a_few_times_the_others() -> None:
+    said = {("a", 0): 10**12, ("b", 0): 100_000, ("c", 0): 80_000, ("a", 1): 10**13}
+    assert weighing(said) == {("a", 0): 360_000, ("a", 1): 360_000, ("b", 0): 100_000, ("c", 0): 80_000}
+    assert weighing({("a", 0): 10**12, ("b", 0): 10}) == {("a", 0): 40, ("b", 0): 10}
+    assert weighing({("a", 0): 10**12}) == {("a", 0): 10**12}
+    huge = [Arrival("a", 0, 10**12, _adapter(0)), Arrival("b", 0, 100_000, _adapter(0))]
+    assert weights(huge, 0, 0.5, 2) == {("a", 0): 0.8, ("b", 0): pytest.approx(0.2)}
 
 
 # proves FED-1 (the outcome of a round is the best rank-r adapter of the mean product)
