@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.federated.common import Common
+
 Flat = NDArray[np.float32]
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
@@ -49,8 +51,8 @@ class Blueprint(msgspec.Struct, frozen=True):
     and what PEFT's adapter_config.json says of it.
 
     Beyond that, what goes beside the adapter in ``final/``: ``template`` (template.json) and ``chat_template``, the
-    ``identity`` and ``versions`` of its manifest, and ``run``, the training as a run's run.yaml. Empty where only the
-    adapter was asked for.
+    ``identity`` and ``versions`` of its manifest, and ``run``, the training as a run's run.yaml; and ``common``, which
+    every box is asked to have. Empty where only the adapter was asked for.
     """
 
     layout: Layout
@@ -62,11 +64,7 @@ class Blueprint(msgspec.Struct, frozen=True):
     identity: dict[str, str] = {}
     versions: dict[str, str] = {}
     run: dict[str, Any] = {}
-
-    @property
-    def template_hash(self) -> str:
-        """Empty where it is not known."""
-        return str(self.template.get("template_hash", ""))
+    common: Common | None = None
 
 
 @dataclass(frozen=True)

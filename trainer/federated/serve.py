@@ -14,10 +14,9 @@ from pathlib import Path
 import msgspec
 
 from supervisor.problems import InputError
-from supervisor.protocol.atomic import write_atomic
 from supervisor.protocol.lock import lock_holder
 from trainer.federated import flower
-from trainer.federated.blueprint import blueprint
+from trainer.federated.blueprint import standing_blueprint
 from trainer.federated.config import FederationSections, load_federation
 from trainer.federated.coordinator import (
     BLUEPRINT_FILE,
@@ -94,7 +93,8 @@ def serve(file: Path, inner_port: int, say: Callable[[str], None]) -> int:
 
 def _serve(file: Path, root: Path, sections: FederationSections, inner_port: int, say: Callable[[str], None]) -> int:
     """While nobody else does."""
-    plan = _blueprint(root, sections)
+    path = root / COORDINATOR / BLUEPRINT_FILE
+    plan = standing_blueprint(path, Path(sections.train), begun=read_state(root) is not None)
     if problem := _rank_problem(plan.layout, sections):
         raise InputError(f"{sections.train}: {problem}.")
     state = read_state(root)
@@ -171,17 +171,6 @@ def read_state(root: Path) -> State | None:
 
 def _export(root: Path, plan: Blueprint, state: State) -> Path:
     return write_final(root, plan, state, read_adapter(root / COORDINATOR / STANDING, state.round))
-
-
-def _blueprint(root: Path, sections: FederationSections) -> Blueprint:
-    path = root / COORDINATOR / BLUEPRINT_FILE
-    if path.is_file():
-        found = msgspec.json.decode(path.read_bytes(), type=Blueprint)
-        if found.template:
-            return found
-    found = blueprint(Path(sections.train), whole=True)
-    write_atomic(path, msgspec.json.encode(found))
-    return found
 
 
 def _rank_problem(layout: Layout, sections: FederationSections) -> str | None:

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from supervisor.protocol.atomic import write_atomic
 from supervisor.protocol.lock import FileLock
 from trainer.federated.bytes_moved import DATABASE, counted_bytes
+from trainer.federated.common import Common
 from trainer.federated.config import FederationSections, load_federation
 from trainer.federated.coordinator import BLUEPRINT_FILE, FAILURE_FILE, STANDING, Coordinator, begin, lock_path
 from trainer.federated.deltas import Asked
@@ -38,9 +39,9 @@ app = ServerApp()
 class GridWire:
     """Implements trainer.federated.wire.Wire on a grid of Flower's."""
 
-    def __init__(self, grid: Grid, sections: FederationSections, database: Path, template: str) -> None:
+    def __init__(self, grid: Grid, sections: FederationSections, database: Path, common: Common | None) -> None:
         self._grid = grid
-        self._template = template
+        self._common = common
         self._database = database
         self._sections = sections
         self._ids: dict[str, int] = {}
@@ -56,7 +57,7 @@ class GridWire:
             asked.federation, asked.round, asked.began_from, asked.layout, rounds.train_seconds, rounds.warmup_steps,
             frozen_rank=parted(asked.layout, broadcast)[1].rank,
             frozen_room=aggregation.residual_rank if aggregation.mode == "exact" else 0,
-            template=self._template,
+            common=self._common,
         )  # fmt: skip
         return self._push(node, task, broadcast, seconds_valid)
 
@@ -122,6 +123,6 @@ def _coordinate(grid: Grid, sections: FederationSections, folder: Path) -> None:
     blueprint = msgspec.json.decode((folder / BLUEPRINT_FILE).read_bytes(), type=Blueprint)
     keys = {node: read_delta_public(folder, node) for node in sections.nodes}
     state = begin(folder / STANDING, sections.name, blueprint.layout, blueprint.seed, sections.aggregation)
-    wire = TimedWire(GridWire(grid, sections, folder / DATABASE, blueprint.template_hash))
+    wire = TimedWire(GridWire(grid, sections, folder / DATABASE, blueprint.common))
     coordinator = Coordinator(folder / STANDING, sections, blueprint.scale, keys, wire, _say)
     part(coordinator, coordinator.run(state))
