@@ -53,7 +53,7 @@ def forecast(layout: Layout, sections: FederationSections) -> Forecast:
     down = adapter + frozen
     nodes, rounds = len(sections.nodes), sections.rounds
     transfer = nodes * (down + adapter) * 8 / sections.uplink_mbit
-    aggregation = aggregation_seconds(layout, nodes, _held_rank(layout, sections))
+    aggregation = aggregation_seconds(layout, nodes, _held_rank(sections))
     answered = rounds.train_seconds + transfer + ROUND_OVERHEAD_SECONDS
     whole = answered + aggregation
     return Forecast(
@@ -77,23 +77,23 @@ def aggregation_seconds(layout: Layout, nodes: int, held_rank: int = 0) -> float
     """What the coordinator computes after a round, on one core: the norm of every delta, the sum of the products, and
     what averaging factors would have missed. ``held_rank``: of a frozen adapter that the sum takes up as well.
 
-    With k ranks in all, a layer of m x n takes three QRs of its stacks, m x k and n x k, the SVD of their core, and
+    With k ranks in all, a layer of m x n takes one QR of each of its stacks, m x k and n x k, the SVD of their core, and
     ``nodes`` QRs of 2 r columns. Within a factor of two.
     """
     k = nodes * layout.rank + held_rank
     seconds = 0.0
     for layer in layout.layers:
         left, right = min(k, layer.rows), min(k, layer.columns)
-        factorised = 12 * k * (left * layer.rows + right * layer.columns)
-        core = 6 * left * k * right + 20 * min(left, right) ** 2 * max(left, right)
+        factorised = 4 * k * (left * layer.rows + right * layer.columns)
+        core = 2 * left * k * right + 20 * min(left, right) ** 2 * max(left, right)
         norms = 16 * nodes * layout.rank**2 * (layer.rows + layer.columns)
-        numbers = 5 * k * (layer.rows + layer.columns)
+        numbers = 3 * k * (layer.rows + layer.columns)
         seconds += (factorised + core + norms) / OPERATIONS_PER_SECOND + numbers * SECONDS_PER_NUMBER
     return seconds
 
 
-def _held_rank(layout: Layout, sections: FederationSections) -> int:
-    return 0 if sections.aggregation.mode == "product" else layout.rank + sections.aggregation.residual_rank
+def _held_rank(sections: FederationSections) -> int:
+    return 0 if sections.aggregation.mode == "product" else sections.aggregation.residual_rank
 
 
 def _residual_parameters(layout: Layout, sections: FederationSections) -> int:
