@@ -17,10 +17,10 @@ import msgspec
 
 from supervisor.problems import InputError
 from trainer.federated import flower
-from trainer.federated.identity import NODE_FILE, Node
+from trainer.federated.identity import AUTHORITY, NODE_FILE, Node
 from trainer.federated.leftovers import alone, end_marked
 from trainer.federated.mailbox import Mailbox
-from trainer.federated.reach import LONGEST_SECONDS, Reach
+from trainer.federated.reach import LONGEST_SECONDS, Reach, distrust
 from trainer.federated.serve import Stop
 
 FOLDER_VARIABLE = "MENS_FEDERATED_NODE"
@@ -59,6 +59,7 @@ def _join(folder: Path, node: Node, say: Callable[[str], None]) -> int:
     stop = Stop()
     trainer, link = _Kept(lambda: _trainer(folder)), _Kept(lambda: _supernode(folder, node))
     coordinator = Reach(node.host, node.port)
+    _say_distrust(folder, node, say)
     try:
         while not stop.asked:
             if coordinator.lost():
@@ -76,12 +77,18 @@ def _join(folder: Path, node: Node, say: Callable[[str], None]) -> int:
                 say(f"the trainer's supervisor was killed ({code}); it is started anew in {trainer.pause:.0f} seconds")
             if (code := link.tend()) is not None:
                 say(f"the SuperNode ended ({code}); it is started anew in {link.pause:.0f} seconds")
+                _say_distrust(folder, node, say)
             time.sleep(0.5)
         return 0
     finally:
         for kept, patience in ((link, 15.0), (trainer, TRAINER_PATIENCE_SECONDS)):
             if kept.process is not None:
                 end(kept.process, patience)
+
+
+def _say_distrust(folder: Path, node: Node, say: Callable[[str], None]) -> None:
+    if (why := distrust(node.host, node.port, folder / AUTHORITY)) is not None:
+        say(why)
 
 
 @dataclass
