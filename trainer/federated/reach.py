@@ -71,5 +71,5 @@ def distrust(host: str, port: int, authority: Path, clock: Callable[[], float] =
         return None
     return (
         f"this box's clock is {abs(ahead):.0f} seconds {'ahead of' if ahead > 0 else 'behind'} the coordinator's, "
-        f"which refuses nodes that are {MOST_AHEAD_SECONDS} ahead or {MOST_BEHIND_SECONDS} behind: set both clocks, by NTP"
+        f"which refuses a node {MOST_AHEAD_SECONDS} ahead or {MOST_BEHIND_SECONDS} behind: set both clocks, by NTP"
     )
