@@ -77,7 +77,7 @@ def aggregation_seconds(layout: Layout, nodes: int, held_rank: int = 0) -> float
     """What the coordinator computes after a round, on one core: the norm of every delta, the sum of the products, and
     what averaging factors would have missed. ``held_rank``: of a frozen adapter that the sum takes up as well.
 
-    With k ranks in all, a layer of m x n takes one QR of each of its stacks, m x k and n x k, the SVD of their core, and
+    With k ranks in all, a layer of m x n takes one QR of each of its stacks, m x k and n x k, their core's SVD, and
     ``nodes`` QRs of 2 r columns. Within a factor of two.
     """
     k = nodes * layout.rank + held_rank
