@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM
 from evalsuite.after_run import trained
 from evalsuite.export import export
 from rft.samplers.renderer import read_adapter_template
+from supervisor.problems import InputError
 from supervisor.protocol.manifest import read_manifest, verify_checkpoint
 from trainer.adapter import open_adapter
 from trainer.base_model import load_tokenizer, locate
 from trainer.federated import size
-from trainer.federated.blueprint import changed
+from trainer.federated.blueprint import changed, standing_blueprint
 from trainer.federated.coordinator import Record, State
 from trainer.federated.final import write_final
 from trainer.federated.packed import Blueprint, joined, of_rank, unpack
@@ -62,6 +63,22 @@ def test_what_an_edited_training_changes_for_all(planned: Callable[[str], Bluepr
     assert changed(plan, rescaled) == "quantization nf4 instead of none; lora_alpha / r 4.0 instead of 2.0"
     wider = msgspec.structs.replace(plan, layout=of_rank(plan.layout, 8))
     assert changed(plan, wider) == "rank 8 instead of 4, or other layers"
+
+
+# proves FED-1 (serve reads the training anew when it is started: gates that were added count, another scale is refused)
+@pytest.mark.slow
+def test_serve_reads_the_training_anew(tmp_path: Path) -> None:
+    train, kept = tmp_path / "train.yaml", tmp_path / "blueprint.json"
+    train.write_text(TRAIN)
+    first = standing_blueprint(kept, train, begun=False)
+    train.write_text(TRAIN + "gates: [gate.yaml]\n")
+    second = standing_blueprint(kept, train, begun=True)
+    assert (second.common, second.run["gates"]) == (first.common, [str(tmp_path / "gate.yaml")])
+    written = kept.read_bytes()
+    train.write_text(TRAIN.replace("lora_alpha: 8", "lora_alpha: 16"))
+    with pytest.raises(InputError, match=r"changed after the rounds had begun: lora_alpha / r 4\.0 instead of 2\.0"):
+        standing_blueprint(kept, train, begun=True)
+    assert kept.read_bytes() == written
 
 
 # proves FED-1 (the adapter of both modes loads as any other, and goes where any other goes)
