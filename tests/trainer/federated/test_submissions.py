@@ -1,16 +1,18 @@
-"""What `federate serve` does about a coordinator that always fails, and about files that it cannot serve."""
+"""What `federate serve` and `status` say, about a coordinator that always fails and about nodes that stay away."""
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from supervisor.cli import main
 from supervisor.problems import InputError
 from trainer.federated.config import AggregationSection, FederationSections
-from trainer.federated.coordinator import State, begin
+from trainer.federated.coordinator import FAILURE_FILE, STANDING, Record, State, begin, write_state
 from trainer.federated.identity import COORDINATOR, DELTA_PUBLIC, init
 from trainer.federated.packed import Layer, Layout
-from trainer.federated.serve import _rank_problem, serve
+from trainer.federated.serve import _rank_problem, _taken_failure, serve
 from trainer.federated.submissions import FAILURES, IN_VAIN, Submissions
 
 LAYOUT = Layout(2, (Layer("one", 12, 16),))
@@ -57,3 +59,34 @@ def test_a_rank_that_a_layer_does_not_have_is_refused() -> None:
     assert str(_rank_problem(wide, sections)).startswith("model.lora.r is 13, and one is only 12 x 16.")
     exact = sections.model_copy(update={"aggregation": AggregationSection(mode="exact")})
     assert _rank_problem(wide, exact) is None
+
+
+# proves FED-1 (serve says what the coordinator's process died of, once, and as text)
+def test_what_a_coordinator_died_of_is_said_once(tmp_path: Path) -> None:
+    assert _taken_failure(tmp_path) == ""
+    (tmp_path / COORDINATOR / STANDING).mkdir(parents=True)
+    (tmp_path / COORDINATOR / STANDING / FAILURE_FILE).write_text("ValueError: no\x1b[2J\nkeys")
+    assert _taken_failure(tmp_path) == "ValueError: no [2J keys"
+    assert _taken_failure(tmp_path) == ""
+
+
+# proves FED-1 (status counts the rounds in which something counted, and says who is missing and why)
+def test_status_says_who_is_missing(tmp_path: Path, state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.yaml").write_text("model: {base: 'random:1x64'}\n")
+    (tmp_path / "lan.yaml").write_text("name: lan\nhost: h\nnodes: [node1, node2]\ntrain: t.yaml\n")
+    records = (
+        Record(0, 9.0, {"node1": 100}, {}, {}, ("node2",), 0.0, 0.0, None),
+        Record(1, 9.0, {}, {}, {"node1": "its bytes are not those that were signed"}, (), 0.0, 0.0, None),
+    )
+    waiting = {"node1": "is not connected", "node2": "was asked and has not answered"}
+    (tmp_path / COORDINATOR / STANDING).mkdir(parents=True)
+    write_state(
+        tmp_path / COORDINATOR / STANDING,
+        msgspec.structs.replace(state, round=2, records=records, waited=3, waiting=waiting),
+    )
+    assert main(["federate", "status", str(tmp_path / "lan.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "lan: 1 of 20 rounds are done" in said and "silent or lost: node2" in said
+    assert "round 2 has no delta yet, 3 x its deadline has passed: node1 is not connected; node2 was asked" in said
+    assert main(["federate", "status", str(tmp_path / "lan.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["waiting"] == waiting
