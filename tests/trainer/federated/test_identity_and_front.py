@@ -249,7 +249,7 @@ from pathlib import Path
 from trainer.federated.front import Front
 
 keys = Path(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+resource.setrlimit(resource.RLIMIT_NOFILE, (66, 66))
 front = Front(("127.0.0.1", 0), keys / "front.pem", keys / "front.key", ("127.0.0.1", 9), keys / "authority.pem")
 threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 print(front.server_address[1], flush=True)
@@ -266,7 +266,7 @@ def test_connections_leave_serve_its_files(folder: Path) -> None:
     ) as serving:
         assert serving.stdin is not None and serving.stdout is not None
         port = int(serving.stdout.readline())
-        silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(120)]
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(63)]
         assert silent[-1].recv(1) == b"", "all are accepted, and this one was too many"
         serving.stdin.write("\n")
         serving.stdin.flush()
