@@ -61,9 +61,11 @@ class Kept:
         first = self._said.split(b"\n")[0]
         return int(first) if b"\n" in self._said else None
 
-    def ended(self) -> str | None:
-        """How it ended, in a few words; None while it runs."""
-        if self._keeper.poll() is None:
+    def ended(self, patience: float = 0.0) -> str | None:
+        """How it ended, in a few words; None while it runs, and still does after ``patience`` seconds."""
+        try:
+            self._keeper.wait(patience)
+        except subprocess.TimeoutExpired:
             return None
         self._listen()
         lines = self._said.split(b"\n")

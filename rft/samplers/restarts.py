@@ -20,6 +20,8 @@ EVIDENCE_LINES = 200
 """Of a log's end, that are looked at for a cause."""
 _SHOWN = 300
 POLL_SECONDS = 0.5
+LAST_WORDS_SECONDS = 2.0
+"""For a process whose line is gone to be reaped, which tells how it ended."""
 
 
 class Server(Protocol):
@@ -139,7 +141,7 @@ class Lifeline:
         """
         assert self._kept is not None, "started"
         kept = self._kept
-        how = kept.ended() or how
+        how = kept.ended(LAST_WORDS_SECONDS) or how
         self.close()
         self._restarts.spend(how, kept.tail(EVIDENCE_LINES), self._owed())
         self._begin()

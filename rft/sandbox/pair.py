@@ -194,7 +194,7 @@ class _Warm:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = self._group.entering(_command(role, theirs.fileno(), bounds, packages))
-            environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
+            environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LD_BIND_NOW": "1"}
             try:
                 self._process = start_process(command, theirs, self._words, env=environment, cwd="/")
             except SandboxError:

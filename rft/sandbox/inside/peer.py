@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from rft.sandbox.inside.values import NOT_OURS, Codec, MalformedError, Nodes, NoValueError
 
 _LENGTH = struct.Struct(">I")
+_ENCODER, _DECODER = json.JSONEncoder(check_circular=False), json.JSONDecoder()
+"""Messages are trees. What json.loads does besides, child after child would pay for."""
 _MAX_TRACE = 3000
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Raised by a function, they would end a loop of the test's without a word."""
@@ -24,7 +26,7 @@ class GoneError(Exception):
 
 
 def framed(message: Any) -> bytes:
-    body = json.dumps(message).encode()
+    body = _ENCODER.encode(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
@@ -59,9 +61,13 @@ class Channel:
         if size > self._max_received:
             raise MalformedError("too large")
         try:
-            return json.loads(self._read(size))
+            text = self._read(size).decode()
+            message, end = _DECODER.raw_decode(text)
         except (ValueError, RecursionError):
             raise MalformedError from None
+        if end != len(text):
+            raise MalformedError
+        return message
 
     def _read(self, size: int) -> bytes:
         pieces = [self._buffer]

@@ -69,28 +69,29 @@ def prepared(text: str) -> Suite:
     data = json.loads(text)
     entry_point = data.get("entry_point")
     prefix = _prefix(data.get("prefix") or "") if entry_point else None
-    defined = _bound(prefix) if prefix else set()
+    defined = _names(prefix)[0] if prefix else set()
     setup = _parsed(data.get("setup") or "", "setup")
-    defined |= _bound(setup)
+    bound, used = _names(setup)
+    defined |= bound
     tests = data.get("tests") or []
     check = counted = None
     steps: list[Step] = []
-    used: set[str] = _used(setup)
     if isinstance(tests, str):
         check = _parsed(tests, "tests")
-        defined |= _bound(check)
-        used |= _used(check)
+        bound, read = _names(check)
+        defined |= bound
+        used |= read
         counted = _straight_assertions(check)
         check = ast.fix_missing_locations(_Counting().visit(check))
     else:
         for test in tests:
             tree = _parsed(test, "tests")
-            used |= _used(tree)
+            used |= _names(tree)[1]
             steps.append(Step(test, _compiled(tree)))
         for example in data.get("examples") or []:
             call = example["call"]
             tree = _parsed(call, "examples")
-            used |= _used(tree)
+            used |= _names(tree)[1]
             try:
                 code = compile(call, _FILE, "single")
             except SyntaxError:  # several lines
@@ -362,23 +363,22 @@ def _prefix(text: str) -> ast.Module | None:
     return None
 
 
-def _bound(tree: ast.Module) -> set[str]:
-    """Names that the statements of a module define."""
-    found: set[str] = set()
+def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Names that the statements of a module define, and those that it reads and does not itself define."""
+    bound: set[str] = set()
+    read: set[str] = set()
+    arguments: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Del):
+                (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            arguments.add(node.arg)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-    return found
-
-
-def _used(tree: ast.Module) -> set[str]:
-    """Names that are read in a module and that it does not itself define."""
-    own = _bound(tree) | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - own
+            bound.add((node.asname or node.name).partition(".")[0])
+    return bound, read - bound - arguments
 
 
 @contextlib.contextmanager

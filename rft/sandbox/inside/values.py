@@ -9,23 +9,28 @@ counted equally on both sides: shared and cyclic ones keep their shape, and what
 
 from __future__ import annotations
 
-import datetime
 import enum
+import importlib
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
-from decimal import Decimal
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _SMALL = 1 << 63
+_ITSELF = frozenset({type(None), bool, str, float})
+"""Types whose values travel as they are; whole numbers do so, too, unless they are large."""
 _BUILT_IN_TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, object,
     )
 }  # fmt: skip
-_TEXTUAL: dict[str, type] = {"Decimal": Decimal, "Fraction": Fraction}
-_DATES: dict[str, type] = {kind.__name__: kind for kind in (datetime.datetime, datetime.date, datetime.time)}
+_EXACT = {
+    "Decimal": "decimal", "Fraction": "fractions",
+    "datetime": "datetime", "date": "datetime", "time": "datetime", "timedelta": "datetime",
+}  # fmt: skip
+"""The module of each class that travels by its parts. Who has not loaded it has no such value: what is in memory costs
+every process that is forked."""
 _VIEWS = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "m"}
 
 
@@ -81,7 +86,7 @@ class Codec:
     def encode(self, value: Any, nodes: Nodes) -> Any:
         """Raises NoValueError."""
         kind = type(value)
-        if value is None or kind is bool or kind is str or kind is float:
+        if kind in _ITSELF:
             return value
         if kind is int:
             return value if -_SMALL < value < _SMALL else ["i", hex(value)]
@@ -89,12 +94,21 @@ class Codec:
         if number is not None:
             return ["r", number]
         if kind is tuple:
-            return ["t", *[self.encode(item, nodes) for item in value]]
+            return ["t", *self._encoded(value, nodes)]
         tag = self._tag(value)
         if tag is not None:
             nodes.add(value)
             return [tag, *self._body(tag, value, nodes)]
         return self._encode_rare(value, kind, nodes)
+
+    def _encoded(self, values: Iterable[Any], nodes: Nodes) -> list[Any]:
+        """Each of them; most need no call. Raises NoValueError."""
+        encode = self.encode
+        return [
+            value if (kind := type(value)) in _ITSELF or (kind is int and -_SMALL < value < _SMALL)
+            else encode(value, nodes)
+            for value in values
+        ]  # fmt: skip
 
     def _tag(self, value: Any) -> str | None:
         """The letter of a container that can change; None for everything else."""
@@ -114,46 +128,43 @@ class Codec:
 
     def _body(self, tag: str, value: Any, nodes: Nodes) -> list[Any]:
         if tag in "ls":
-            return [self.encode(item, nodes) for item in value]
+            return self._encoded(value, nodes)
         if tag in _MAPPINGS:
-            pairs = [[self.encode(key, nodes), self.encode(item, nodes)] for key, item in dict.items(value)]
+            pairs = [self._encoded(pair, nodes) for pair in dict.items(value)]
             if tag == "D":
                 factory = value.default_factory
                 name = str(getattr(factory, "__name__", ""))
                 return [name if _BUILT_IN_TYPES.get(name) is factory else "", *pairs]
             return pairs
         if tag == "q":
-            return [value.maxlen, *[self.encode(item, nodes) for item in value]]
+            return [value.maxlen, *self._encoded(value, nodes)]
         if tag == "B":
             return [bytes(value).hex()]
-        return [type(value).__name__, *[[name, self.encode(item, nodes)] for name, item in _state(value)]]
+        return [type(value).__name__, *[self._encoded(pair, nodes) for pair in _state(value)]]
 
     def _encode_rare(self, value: Any, kind: type, nodes: Nodes) -> Any:
         if kind is frozenset:
-            return ["z", *[self.encode(item, nodes) for item in value]]
+            return ["z", *self._encoded(value, nodes)]
         if kind is bytes:
             return ["b", value.hex()]
         if kind is complex:
             return ["c", value.real, value.imag]
         if kind is range:
-            return ["g", *[self.encode(part, nodes) for part in (value.start, value.stop, value.step)]]
+            return ["g", *self._encoded((value.start, value.stop, value.step), nodes)]
         if kind in _VIEWS:
-            return [_VIEWS[kind], *[self.encode(item, nodes) for item in value]]
+            return [_VIEWS[kind], *self._encoded(value, nodes)]
         if kind is type and any(value is known for known in _BUILT_IN_TYPES.values()):
             return ["T", value.__name__]
         if value is Ellipsis or value is NotImplemented:
             return ["E", value is Ellipsis]
-        if _TEXTUAL.get(kind.__name__) is kind:
-            return ["x", kind.__name__, str(value)]
-        if _DATES.get(kind.__name__) is kind:
-            return ["x", kind.__name__, value.isoformat()]
-        if kind is datetime.timedelta:
-            return ["x", "timedelta", [value.days, value.seconds, value.microseconds]]
+        name = kind.__name__
+        if name in _EXACT and getattr(sys.modules.get(_EXACT[name]), name, None) is kind:
+            return ["x", name, _parts_of(name, value)]
         if self.shared.get(kind.__name__) is kind:
             if issubclass(kind, enum.Enum):
                 return ["M", kind.__name__, value.name]
             if issubclass(kind, tuple):
-                return ["N", kind.__name__, *[self.encode(item, nodes) for item in tuple.__iter__(value)]]
+                return ["N", kind.__name__, *self._encoded(tuple.__iter__(value), nodes)]
         number = self._referred(value)
         if number is not None:
             return ["F", number]
@@ -168,17 +179,17 @@ class Codec:
     def decode(self, form: Any, nodes: Nodes) -> Any:
         """Raises MalformedError, or whatever Python makes of a form that is not one of ours (see NOT_OURS)."""
         if not isinstance(form, list):
-            if form is None or isinstance(form, bool | int | float | str):
+            if type(form) in _ITSELF or type(form) is int:
                 return form
             raise MalformedError
         tag = form[0]
         if tag == "l":
             items: list[Any] = []
             nodes.add(items)
-            items.extend([self.decode(item, nodes) for item in form[1:]])
+            items.extend(self._decoded(form[1:], nodes))
             return items
         if tag == "t":
-            return tuple([self.decode(item, nodes) for item in form[1:]])
+            return tuple(self._decoded(form[1:], nodes))
         if tag == "r":
             return nodes.objects[_index(form[1])]
         if tag in _EMPTY or tag == "o":
@@ -187,6 +198,11 @@ class Codec:
             self._fill(tag, made, form[1:], nodes)
             return made
         return self._decode_rare(tag, form, nodes)
+
+    def _decoded(self, forms: Iterable[Any], nodes: Nodes) -> list[Any]:
+        """Each of them; most need no call. Raises as :meth:`decode`."""
+        decode = self.decode
+        return [form if (kind := type(form)) in _ITSELF or kind is int else decode(form, nodes) for form in forms]
 
     def _empty(self, tag: str, form: list[Any]) -> Any:
         if tag == "o":
@@ -200,12 +216,13 @@ class Codec:
 
     def _fill(self, tag: str, made: Any, body: list[Any], nodes: Nodes) -> None:
         if tag in _MAPPINGS:
-            for key, item in body[1:] if tag == "D" else body:
-                dict.__setitem__(made, self.decode(key, nodes), self.decode(item, nodes))
+            for pair in body[1:] if tag == "D" else body:
+                key, item = self._decoded(pair, nodes)
+                dict.__setitem__(made, key, item)
         elif tag == "s":
-            made.update([self.decode(item, nodes) for item in body])
+            made.update(self._decoded(body, nodes))
         elif tag == "q":
-            made.extend([self.decode(item, nodes) for item in body[1:]])
+            made.extend(self._decoded(body[1:], nodes))
         elif tag == "B":
             made.extend(bytes.fromhex(body[0]))
         elif tag == "o":
@@ -214,13 +231,13 @@ class Codec:
                     raise MalformedError
                 object.__setattr__(made, name, self.decode(item, nodes))
         else:
-            made.extend([self.decode(item, nodes) for item in body])
+            made.extend(self._decoded(body, nodes))
 
     def _decode_rare(self, tag: Any, form: list[Any], nodes: Nodes) -> Any:
         if tag == "i":
             return int(form[1], 16)
         if tag == "z":
-            return frozenset([self.decode(item, nodes) for item in form[1:]])
+            return frozenset(self._decoded(form[1:], nodes))
         if tag == "b":
             return bytes.fromhex(form[1])
         if tag == "c":
@@ -228,11 +245,11 @@ class Codec:
         if tag == "g":
             return range(*[_index(self.decode(part, nodes), negative=True) for part in form[1:]])
         if tag == "k":
-            return dict.fromkeys([self.decode(item, nodes) for item in form[1:]]).keys()
+            return dict.fromkeys(self._decoded(form[1:], nodes)).keys()
         if tag == "v":
-            return dict(enumerate([self.decode(item, nodes) for item in form[1:]])).values()
+            return dict(enumerate(self._decoded(form[1:], nodes))).values()
         if tag == "m":
-            return dict([self.decode(item, nodes) for item in form[1:]]).items()
+            return dict(self._decoded(form[1:], nodes)).items()
         if tag == "T":
             return _BUILT_IN_TYPES[form[1]]
         if tag == "E":
@@ -243,7 +260,7 @@ class Codec:
             return self.shared[form[1]][form[2]]
         if tag == "N":
             kind = self.shared[form[1]]
-            return tuple.__new__(kind, [self.decode(item, nodes) for item in form[2:]])
+            return tuple.__new__(kind, self._decoded(form[2:], nodes))
         if tag == "F":
             return self._own(_index(form[1]))
         if tag == "f":
@@ -345,9 +362,15 @@ def _index(number: Any, negative: bool = False) -> int:
     return number
 
 
-def _exact(name: str, form: Any) -> Any:
+def _parts_of(name: str, value: Any) -> Any:
     if name == "timedelta":
-        return datetime.timedelta(*form)
-    if name in _DATES:
-        return _DATES[name].fromisoformat(form)  # type: ignore[attr-defined]
-    return _TEXTUAL[name](form)
+        return [value.days, value.seconds, value.microseconds]
+    return value.isoformat() if _EXACT[name] == "datetime" else str(value)
+
+
+def _exact(name: str, form: Any) -> Any:
+    module = _EXACT[name]
+    kind = getattr(importlib.import_module(module), name)
+    if name == "timedelta":
+        return kind(*form)
+    return kind.fromisoformat(form) if module == "datetime" else kind(form)

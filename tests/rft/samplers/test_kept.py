@@ -115,8 +115,7 @@ def test_how_it_ended_and_what_it_said_last(program: list[str], tmp_path: Path) 
     far_pid(tmp_path)
     until(lambda: kept.pid)
     os.kill(kept.pid or 0, signal.SIGKILL)
-    until(kept.ended)
-    assert kept.ended() == "was ended by SIGKILL"
+    assert kept.ended(patience=60) == "was ended by SIGKILL"
     kept.close()
 
 
