@@ -47,6 +47,8 @@ NORMS_KEPT = 50
 POLL_SECONDS = 1.0
 TRIES = 3
 """How often a node is asked at most before a deadline, when its answers are lost."""
+FRUITLESS_ROUNDS = 10
+"""In a row, in which all that came was refused."""
 DEFAULT_AGGREGATION = AggregationSection()
 
 
@@ -67,6 +69,10 @@ class Record(msgspec.Struct, frozen=True):
     tokens: int = 0
     steps: int = 0
     rows: int = 0
+
+
+class FruitlessError(Exception):
+    """Trying again will not help."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -94,6 +100,11 @@ class State(msgspec.Struct, frozen=True):
     def done(self) -> int:
         """Rounds in which something counted. Only these are rounds of ``rounds.count``."""
         return sum(bool(record.counted) for record in self.records)
+
+    @property
+    def fruitless(self) -> int:
+        """Rounds since the last one in which something counted."""
+        return next((back for back, record in enumerate(reversed(self.records)) if record.counted), len(self.records))
 
     @property
     def label_tokens(self) -> int:
@@ -206,9 +217,12 @@ class Coordinator:
 
     def run(self, state: State) -> State:
         """All rounds that are left. Raises OSError when a round cannot be written down, WireError when not one call to
-        nodes has got through for a whole deadline."""
+        nodes has got through for a whole deadline, FruitlessError when round after round all that comes is refused."""
         while state.done < self.sections.rounds.count:
             state = self._round(state)
+            if state.fruitless >= FRUITLESS_ROUNDS:
+                last = "; ".join(f"{node}: {why}" for node, why in sorted(state.records[-1].refused.items()))
+                raise FruitlessError(f"nothing counted in {state.fruitless} rounds, in the last one {last}")
         return state
 
     def _round(self, state: State) -> State:

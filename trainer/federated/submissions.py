@@ -25,7 +25,7 @@ class Submissions:
 
         None: it is to be submitted, and counts as tried.
         """
-        standing = None if state is None else (state.round, state.waited, len(state.told))
+        standing = None if state is None else (state.done, state.waited, len(state.told))
         if standing != self._standing:
             self.tried, self.failed, self._standing = 0, 0, standing
         elif failure:

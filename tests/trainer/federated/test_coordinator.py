@@ -11,9 +11,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from trainer.federated.config import FederationSections
-from trainer.federated.coordinator import Coordinator, State, begin, read_adapter
+from trainer.federated.coordinator import Coordinator, FruitlessError, State, begin, read_adapter
 from trainer.federated.deltas import CONTEXT, Asked, Claim, sign
 from trainer.federated.packed import Flat, Layer, Layout, digest, unpack
+from trainer.federated.submissions import Submissions
 from trainer.federated.wire import Answer, WireError
 
 LAYOUT = Layout(2, (Layer("one", 12, 16), Layer("two", 9, 20)))
@@ -158,6 +159,21 @@ def test_rounds_without_a_counted_delta_do_not_count(tmp_path: Path) -> None:
     assert [len(record.counted) for record in state.records] == [0, 0, 3]
     assert (state.done, state.round) == (1, 3)
     assert all(np.abs(product).max() == 0 for product in _products(read_adapter(tmp_path, 2)))
+
+
+# proves FED-1 (nodes of which nothing will ever count do not keep a federation going for ever)
+def test_nodes_of_which_nothing_ever_counts(tmp_path: Path) -> None:
+    wire = ToyWire(dict.fromkeys(KEYS, 10.0), spoil=lambda answer: replace(answer, signature=b""))
+    with pytest.raises(FruitlessError, match="nothing counted in 10 rounds, in the last one node1: its signature"):
+        _run(tmp_path, wire, count=1)
+    state = begin(tmp_path, "lan", LAYOUT, seed=1)
+    submissions = Submissions()
+    assert [submissions.why_not(state, "")] == [None]
+    while (why := submissions.why_not(state, "nothing counted")) is None:
+        with pytest.raises(FruitlessError):
+            _run(tmp_path, wire, count=1)
+        state = begin(tmp_path, "lan", LAYOUT, seed=1)
+    assert "failed 3 times" in why and state.round == 12
 
 
 # proves FED-1 (the coordinator killed in the middle of rounds: the round is begun anew, nothing counts twice)
