@@ -113,7 +113,7 @@ def check_reach(found: Found, reached: list[str]) -> None:
     told = {name: found[name][2] for name in attacks.TELLING}
     for text in told.values():
         assert attacks.PLANTED not in text
-    assert "{'PYTHONHASHSEED': '0', 'LANG': 'C.UTF-8'" in told["tells its environment"]
+    assert "{'PYTHONHASHSEED': '0', 'LD_BIND_NOW': '1', 'LANG': 'C.UTF-8'" in told["tells its environment"]
     assert not re.search(r"environ|cmdline|\\x00", told["tells its environment"].partition("Exception: ")[2])
     for word in ("ssh", "netrc", "shadow", "passwd", "rft", "proc'", "sys'"):
         assert word not in told["tells of homes"].partition("Exception: ")[2]
