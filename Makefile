@@ -7,7 +7,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install vllm quickstart bubblewrap test test-vllm lint schema kill-test mutants chaos bench gpu-check install-systemd uninstall-systemd clean
+.PHONY: install vllm flower quickstart bubblewrap test test-vllm test-flower lint schema kill-test mutants chaos bench gpu-check install-systemd uninstall-systemd clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,17 @@ $(VLLM)/.installed:
 	$(VLLM)/bin/python -c 'import vllm'
 	touch $@
 
+# Flower's own environment, since it pins an older fastapi than the daemon's. It starts this project's light parts.
+FLOWER ?= .venv-flower
+flower: $(FLOWER)/.installed
+
+$(FLOWER)/.installed: constraints.txt
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip --disable-pip-version-check install -q 'flwr==1.42.*' \
+	  'msgspec>=0.19' 'pydantic>=2.12' 'ruamel.yaml>=0.18' 'safetensors>=0.6' 'setuptools>=77'
+	$(FLOWER)/bin/python -m pip --disable-pip-version-check install -q --no-deps -e .
+	touch $@
+
 quickstart: install
 	$(BIN)/mens-sup run configs/quickstart.yaml --max-attempts 5
 
@@ -50,11 +61,15 @@ test: install bubblewrap
 
 # What `make test` leaves out: real runs that take minutes, 20 kills at random moments among them; about twenty minutes.
 kill-test: install bubblewrap
-	$(BIN)/python -m pytest tests -m 'slow and not vllm'
+	$(BIN)/python -m pytest tests -m 'slow and not vllm and not flower'
 
 # Sampling through a real vLLM, an adapter on it, its server killed in the middle.
 test-vllm: install vllm
 	$(BIN)/python -m pytest tests/rft -m vllm
+
+# A federation of three real nodes on this machine.
+test-flower: install flower
+	MENS_FLOWER_VENV=$(CURDIR)/$(FLOWER) $(BIN)/python -m pytest tests/trainer/federated -m flower
 
 # The defects of the audits put back one by one: the test of each must fail.
 mutants: install

@@ -9,7 +9,7 @@ from pathlib import Path
 NAMES = (
     "supervisor_cost", "resume_cost", "checkpoint_cost", "snapshot", "throughput", "recovery", "ettr",
     "memory_prediction", "plan_time", "data_build", "store_resume", "adaptive_budget", "judging",
-    "bootstrap", "gate_simulation",
+    "bootstrap", "gate_simulation", "federated_scale", "federated_quality",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from supervisor.protocol.atomic import staged_directory
 from supervisor.protocol.events import read_events
 from supervisor.protocol.manifest import digest_file, digest_tree, read_manifest
 from supervisor.protocol.paths import RunPaths
+from trainer.residual_file import half_problem
 
 CARD, RECORD = "README.md", "export.json"
 FILES = (
@@ -50,6 +51,8 @@ def export(run_dir: Path, out: Path, without_gate: str | None) -> Mapping[str, A
     if out.exists():
         raise InputError(f"{out} exists already and is never overwritten. Name a new folder.")
     run = trained(run_dir)
+    if problem := half_problem(run.checkpoint):
+        raise InputError(problem)
     states = gate_states(run)
     refused = [state for state in states if not state.passed]
     if refused and without_gate is None:

@@ -10,7 +10,6 @@ import copy
 import datetime
 import importlib.util
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -234,7 +233,7 @@ def _validate(
         raise _config_error(problems, places)
     if path is not None:
         base = path.absolute().parent
-        own = _resolve_own(own, base)
+        own = own.resolved(base)
         sections = kind.resolve(sections, base)
     own_plain = own.model_dump(mode="json")
     if keeps_own_state(kind):
@@ -275,25 +274,6 @@ def _schema_problems(model: type[BaseModel], data: Mapping[str, Any]) -> list[Pr
     except ValidationError as error:
         return problems_of(error, model, data)
     return []
-
-
-def _resolve_own(own: SupervisorSections, base: Path) -> SupervisorSections:
-    own = own.model_copy(update={"notify": _resolve_notify(own.notify, base)})
-    gates = tuple(os.path.normpath(base / Path(gate).expanduser()) for gate in own.gates)
-    own = own.model_copy(update={"gates": gates})
-    python = own.launch.python
-    if python is None or os.sep not in python:
-        return own
-    # not Path.resolve(): a virtual environment's interpreter is a link that must stay one
-    absolute = os.path.normpath(base / Path(python).expanduser())
-    return own.model_copy(update={"launch": own.launch.model_copy(update={"python": absolute})})
-
-
-def _resolve_notify(notify: NotifySettings, base: Path) -> NotifySettings:
-    given = {"urls_file": notify.urls_file, "ping_file": notify.ping_file}
-    return notify.model_copy(
-        update={key: os.path.normpath(base / Path(file).expanduser()) for key, file in given.items() if file}
-    )
 
 
 def _notify_problems(notify: NotifySettings) -> list[Problem]:

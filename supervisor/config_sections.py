@@ -5,7 +5,9 @@ The field descriptions end up in the JSON schema, which editors show while one t
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -200,3 +202,23 @@ class SupervisorSections(Section):
     launch: LaunchSettings = LaunchSettings()
     gates: tuple[Argument, ...] = ()
     """Gate files that judge the best checkpoint when the run has completed; see `mens-sup eval gates`."""
+
+    def resolved(self, base: Path) -> SupervisorSections:
+        """The same with every relative path made absolute against ``base``."""
+
+        def absolute(path: str) -> str:
+            # not Path.resolve(): a virtual environment's interpreter is a link that must stay one
+            return os.path.normpath(base / Path(path).expanduser())
+
+        files = {"urls_file": self.notify.urls_file, "ping_file": self.notify.ping_file}
+        named = {key: absolute(file) for key, file in files.items() if file}
+        own = self.model_copy(
+            update={
+                "notify": self.notify.model_copy(update=named),
+                "gates": tuple(absolute(gate) for gate in self.gates),
+            }
+        )
+        python = own.launch.python
+        if python is None or os.sep not in python:
+            return own
+        return own.model_copy(update={"launch": own.launch.model_copy(update={"python": absolute(python)})})

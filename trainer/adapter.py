@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from trainer.checkpoint import TEMPLATE_FILE
 from trainer.data.render import Renderer
 from trainer.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from trainer.residual_file import half_problem
 
 
 class _Template(msgspec.Struct):
@@ -20,9 +21,12 @@ class _Template(msgspec.Struct):
 def open_adapter(base: PreTrainedModel, directory: Path, renderer: Renderer) -> PeftModel:
     """``base`` with the adapter of a checkpoint folder on it, in evaluation mode.
 
-    ``renderer`` is the one that will write the prompts. Raises CheckpointIncompatibleError when it isn't
-    the training's, CheckpointCorruptError when the folder doesn't say which one that was.
+    ``renderer`` is the one that will write the prompts. Raises CheckpointIncompatibleError when it isn't the training's
+    or the adapter is only a part of what was trained, CheckpointCorruptError when the folder doesn't say which one that
+    was.
     """
+    if problem := half_problem(directory):
+        raise CheckpointIncompatibleError(problem)
     path = directory / TEMPLATE_FILE
     try:
         trained_with = msgspec.json.decode(path.read_bytes(), type=_Template).template_hash

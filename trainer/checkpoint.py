@@ -37,6 +37,8 @@ from trainer.data.corpus import SourceDigest
 from trainer.data.plan import Segment
 from trainer.early_stop import Standing
 from trainer.errors import CheckpointCorruptError, CheckpointIncompatibleError, NonFiniteError
+from trainer.frozen_adapter import put_frozen
+from trainer.residual_file import RESIDUAL_FILE
 from trainer.tensor_file import write_tensors
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -146,6 +148,8 @@ def write_checkpoint(
         require_finite(file, tensors, state.progress.step)
     with staged_directory(final) as staged:
         write_tensors(staged / ADAPTER_FILE, state.tensors[ADAPTER_FILE])
+        if RESIDUAL_FILE in state.tensors:
+            write_tensors(staged / RESIDUAL_FILE, state.tensors[RESIDUAL_FILE])
         write_trainer_state(staged, state)
         for name, data in described(state, provenance).items():
             (staged / name).write_bytes(data)
@@ -318,9 +322,10 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def load_adapter(model: PeftModel, directory: Path) -> None:
-    """Load adapter tensors exactly as saved. Raises CheckpointIncompatibleError unless names and shapes agree.
+    """Load adapter tensors exactly as saved, those of a frozen second adapter too where there is one.
 
-    The file itself has been verified: what differs is the configuration, and the checkpoint is a good one.
+    Raises CheckpointIncompatibleError unless names and shapes agree. The file itself has been verified: what differs is
+    the configuration, and the checkpoint is a good one.
     """
     tensors = load_file(str(directory / ADAPTER_FILE), device="cpu")
     expected = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -338,6 +343,8 @@ def load_adapter(model: PeftModel, directory: Path) -> None:
                 "Start a new run directory."
             )
     set_peft_model_state_dict(model, tensors)
+    if (directory / RESIDUAL_FILE).is_file():
+        put_frozen(model, load_file(str(directory / RESIDUAL_FILE), device="cpu"))
 
 
 def trim_log_history(history: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -30,3 +30,16 @@ def launch_problems(sections: SftSections, processes: int, strategy: str) -> lis
         return []
     message = "launch.strategy: fsdp divides the model among processes, and there is one"
     return [Problem("launch.strategy", message, "Set launch.processes to the number of GPUs, or say ddp.")]
+
+
+def federated_problems(sections: SftSections) -> list[Problem]:
+    """What has no meaning in the rounds of a federation."""
+    train = sections.train
+    if sections.federated is None or (train.lr_scheduler_type == "constant" and train.warmup_ratio == 0):
+        return []
+    message = (
+        f"train.lr_scheduler_type is {train.lr_scheduler_type} and train.warmup_ratio {train.warmup_ratio:g}: both are "
+        "meant for train.max_steps, but in a federation the rounds say how long is trained, at the same rate in all of "
+        "them, each with a warm-up of its own (rounds.warmup_steps in the federation's file)"
+    )
+    return [Problem("train", message, "Say lr_scheduler_type: constant and warmup_ratio: 0.")]

@@ -157,6 +157,11 @@ class EvalSection(Section):
     """Stop after so many evaluations in a row without a gain of min_delta, beyond noise; null never stops early."""
 
 
+class FederatedSection(Section):
+    mailbox: StrictStr
+    """Folder in which `mens-sup federate join` lays this box's rounds and finds its deltas."""
+
+
 class SftSections(Section):
     device: Literal["cuda", "auto", "cpu"] = "cuda"
     """cuda refuses to run without a GPU; auto takes one if there is one; cpu never does."""
@@ -168,3 +173,5 @@ class SftSections(Section):
     """Optimisation."""
     eval: EvalSection = EvalSection()
     """Evaluation during training."""
+    federated: FederatedSection | None = None
+    """Train in the rounds of a federation; `mens-sup federate join` sets it."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from supervisor.jobs import Patch, Problem, Relief, Rung
 from trainer.base_names import PACKAGE, RANDOM, SPECIAL, absolute_base
-from trainer.combinations import PAGED, hardware_problems, launch_problems
+from trainer.combinations import PAGED, federated_problems, hardware_problems, launch_problems
 from trainer.config import DataSection, SftSections
 from trainer.data.histogram import HISTOGRAM_BIN_TOKENS
 from trainer.data.sources import Source, check_sources
@@ -204,6 +204,8 @@ class SftKind:
                         "system_prompt_file": data.system_prompt_file and absolute(data.system_prompt_file),
                     }
                 ),
+                "federated": sections.federated
+                and sections.federated.model_copy(update={"mailbox": absolute(sections.federated.mailbox)}),
             }
         )
 
@@ -214,6 +216,7 @@ class SftKind:
             *base_problems("model.base", model.base, model.revision),
             *(base_problems("model.fallback.base", fallback.base, fallback.revision) if fallback else []),
             *hardware_problems(sections),
+            *federated_problems(sections),
             *file_problems("model.chat_template", sections.model.chat_template),
             *file_problems("data.system_prompt_file", sections.data.system_prompt_file),
             *check_sources(sources_of(sections.data), **_row_rules(sections.data)),

@@ -1,4 +1,4 @@
-"""Adam's moments across a change of ``train.optim``: none of them starts afresh unseen."""
+"""Adam's moments: across a change of ``train.optim`` none of them starts afresh unseen; on purpose all of them do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from bitsandbytes.optim.optimizer import Optimizer2State
 
 BLOCK = 256
 """Values that share one scale in bitsandbytes' 8-bit moments."""
+
+
+ZEROED = frozenset({"exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absmax2"})
+KEPT = frozenset({"qmap1", "qmap2"})
+"""The code books of 8-bit moments, which all parameters share."""
+
+
+@torch.no_grad()
+def reset_moments(optimizer: torch.optim.Optimizer) -> None:
+    """As before the first step, with the very tensors that there are: snapshots and paged memory go on with them.
+
+    8-bit moments are codes with a scale for each block; bitsandbytes begins with zeros in both. Raises ValueError for
+    an optimiser that keeps anything else.
+    """
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name == "step":
+                state[name] = value.zero_() if isinstance(value, torch.Tensor) else 0
+            elif name in ZEROED and getattr(value, "is_paged", False):
+                functional.fill(value, 0)  # the GPU's, wherever its pages lie just now
+            elif name in ZEROED:
+                value.zero_()
+            elif name not in KEPT:
+                raise ValueError(f"the state {name} of {type(optimizer).__name__} cannot be set back")
 
 
 def carry_moments(optimizer: torch.optim.Optimizer) -> int:

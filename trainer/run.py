@@ -155,6 +155,11 @@ def run_attempt(
         device=device,
         ranks=ranks,
     )
+    if sections.federated is not None:
+        from trainer.federated.mailbox import Mailbox
+        from trainer.federated.training import FederatedRounds
+
+        trainer.add_callback(FederatedRounds(trainer, Mailbox(Path(sections.federated.mailbox))))
     if resume_from is not None:
         reporter.beat(step=start_step)
         reporter.event("resumed", f"from {resume_from.name}", path=str(resume_from))
@@ -169,7 +174,7 @@ def run_attempt(
     reporter.enter(Phase.FINISHED)
     done = {"steps": int(trainer.state.global_step), "tokens": trainer.tokens_done, "rows": trainer.rows_done}
     owed = trainer.evaluation_due(done["steps"])
-    over = evaluations.over if evaluations.standing.step == done["steps"] else None
+    over = trainer.ending or (evaluations.over if evaluations.standing.step == done["steps"] else None)
     return _parting(_report(planned, done, over, owed), reporter, ranks)
 
 

@@ -43,6 +43,7 @@ from trainer.data.plan import DataPlan
 from trainer.errors import NonFiniteError, StopRequestedError
 from trainer.evaluation import Evaluations
 from trainer.evaluation_pass import EvaluationPass, computed_by
+from trainer.frozen_adapter import frozen_parameters
 from trainer.kept_batches import EvaluationKey, KeptBatches
 from trainer.loss_spike import LossSpikeGuard, spike_sentence
 from trainer.model import trainable_parameters
@@ -104,6 +105,10 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         self.start_step = start_step
         self.tokens_done = resumed.tokens_seen if resumed else 0
         self.rows_done = resumed.rows_seen if resumed else 0
+        self.label_tokens_done: int | torch.Tensor = 0  # a tensor is left one: reading it would wait for the GPU
+        self._step_label_tokens: int | torch.Tensor = 0
+        self.ending: str | None = None
+        """Why the training ends with the step that is under way, before its last planned one."""
         self.grad_norm_clipped: float | None = None
         self.ranks = ranks
         self.exchange = StepExchange(ranks)
@@ -203,11 +208,13 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
         rows, tokens = self.exchange.finish(self.reporter.stop_requested, random_state)
         self.rows_done += rows
         self.tokens_done += tokens
+        self.label_tokens_done = self.label_tokens_done + self._step_label_tokens
         self.reached = replace(self.reached, batch_tokens=max(self.reached.batch_tokens, self._step_tokens))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Label tokens of the window over all ranks; gradients are averaged over them, so a rank has its share."""
         items = super()._get_num_items_in_batch(batch_samples, device)
+        self._step_label_tokens = items
         return items if self.ranks.size == 1 else items / self.ranks.size
 
     def compute_loss(
@@ -308,7 +315,9 @@ class SupervisedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # trl ships no ty
             return self.compute_loss(self.model, {**prepared, "per_token": True}, num_items_in_batch=1)
 
     def _evaluation_key(self) -> EvaluationKey:
-        adapter = trainable_parameters(self.accelerator.unwrap_model(self.model))
+        model = self.accelerator.unwrap_model(self.model)
+        frozen = {f"frozen {name}": each for name, each in frozen_parameters(model).items()}
+        adapter = {**trainable_parameters(model), **frozen}
         return self.evaluation_pass.key(
             self.provenance.lineage, self.state.global_step, adapter, computed_by(self.provenance, self.args.device)
         )

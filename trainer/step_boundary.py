@@ -76,6 +76,10 @@ class StepBoundary(TrainerCallback):  # type: ignore[misc]
         # An evaluated step is saved as well: it may be the best one.
         control.should_save = step % self.reporter.spec.save_steps == 0 or control.should_evaluate or last
         control.should_log = control.should_log or last
+        if self.trainer.ending is not None:
+            self.reporter.event("stopping_early", f"stopping early at optimiser step {step}: {self.trainer.ending}")
+            control.should_save = True
+            control.should_training_stop = True
         if self.trainer.exchange.stop:
             self.reporter.event("stopping", f"stopping at optimiser step {step} with a checkpoint")
             control.should_evaluate = False

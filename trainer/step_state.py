@@ -28,7 +28,9 @@ from trainer.checkpoint import (
     StepState,
     trim_log_history,
 )
+from trainer.frozen_adapter import frozen_parameters
 from trainer.model import trainable_parameters
+from trainer.residual_file import RESIDUAL_FILE
 
 _TENSOR = "$tensor"
 
@@ -37,10 +39,12 @@ class StateCollector:
     """Takes a model's and an optimiser's state again and again; what stays the same is worked out once."""
 
     def __init__(self, model: PeftModel, optimiser: torch.optim.Optimizer, scheduler: Any) -> None:
+        self._model = model
         self._optimiser = optimiser
         self._scheduler = scheduler
         self._adapter_config = _adapter_config(model)
         self._adapter: dict[str, torch.Tensor] = {**_adapter_parameters(model)}
+        self._frozen: dict[str, torch.Tensor] = {}
 
     def collect(
         self,
@@ -56,10 +60,12 @@ class StateCollector:
         """
         moments: dict[str, torch.Tensor] = {}
         rest = take_out_tensors(self._optimiser.state_dict(), "", moments)
+        self._frozen = self._frozen or {**frozen_parameters(self._model)}  # it may come at any step, and then stays
         return StepState(
             tensors={
                 ADAPTER_FILE: self._adapter,
                 OPTIMISER_FILE: moments,
+                **({RESIDUAL_FILE: self._frozen} if self._frozen else {}),
             },
             optimiser_rest=rest,
             scheduler=copy.deepcopy(self._scheduler.state_dict()),

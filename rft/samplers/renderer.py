@@ -21,6 +21,7 @@ from rft.samplers import frames
 from rft.samplers.sampler import SamplerLostError, SamplerUnusableError
 from trainer.base_names import is_local
 from trainer.data.messages import Message
+from trainer.residual_file import half_problem
 
 TEMPLATE_TEXT = "chat_template.jinja"
 TEMPLATE_FILE = "template.json"
@@ -169,7 +170,9 @@ class PromptRenderer:
 
 
 def read_adapter_template(folder: Path) -> AdapterTemplate:
-    """Raises SamplerUnusableError when the adapter does not say how its prompts must look."""
+    """Raises SamplerUnusableError when the adapter does not say how its prompts must look, or is only a part of one."""
+    if problem := half_problem(folder):
+        raise SamplerUnusableError(f"sampler.adapter: {problem}")
     path = folder / TEMPLATE_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=AdapterTemplate)

@@ -370,7 +370,8 @@ def test_a_kind_may_not_take_over_a_section_of_the_supervisor() -> None:
 def test_schema_explains_every_key() -> None:
     schema = json_schema(load_kind("sft"))
     assert schema["additionalProperties"] is False
-    sections = {"device", "model", "data", "train", "eval", "limits", "relief", "checkpoint", "notify", "launch"}
+    own = {"limits", "relief", "checkpoint", "notify", "launch"}
+    sections = {"device", "model", "data", "train", "eval", "federated"} | own
     assert set(schema["properties"]) == {"name", "kind", "gates"} | sections
     assert schema["required"] == ["model", "data"]
     for name, section in schema["$defs"].items():

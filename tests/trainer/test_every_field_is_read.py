@@ -41,7 +41,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, classes: set[type[BaseModel]]) -> 
 
 def test_something_reads_every_field(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes = set(classes_of(SftSections))
-    assert len(classes) == 9 and all(issubclass(each, Section) for each in classes)
+    assert len(classes) == 10 and all(issubclass(each, Section) for each in classes)
     fields = {(each.__name__, name) for each in classes for name in each.model_fields}
     rows = write_rows(tmp_path / "rows.jsonl", [{**row, "level": 1} for row in rows_of(12)])
     with_fallback = {
@@ -51,8 +51,11 @@ def test_something_reads_every_field(tiny: Tiny, tmp_path: Path, monkeypatch: py
         "data.validation": {"fraction": 0.25},
         "data.curriculum_field": "level",
         "train.max_steps": 1,
+        "train.lr_scheduler_type": "constant",
+        "train.warmup_ratio": 0.0,
     }
-    sections = tiny.sections(with_fallback)
+    # A federation's training waits for its rounds, so the mailbox is not part of the run below.
+    sections = tiny.sections({**with_fallback, "federated.mailbox": "box"})
     reads = recorded(monkeypatch, classes)
     resolved = SFT.resolve(sections, tmp_path)
     assert SFT.preflight(resolved) == []

@@ -1,0 +1,123 @@
+"""A whole federation on this machine: SuperLink, front, three SuperNodes, three supervised trainers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from supervisor.config import load_config
+from supervisor.problems import ConfigError
+from trainer.federated.coordinator import State
+from trainer.federated.packed import layout_of
+from trainer.federated.simulate import lay_out
+
+TRAIN = """
+kind: sft
+device: cpu
+model: {base: "random:2x64", quantization: none, lora: {r: 4}}
+data: {sources: [{path: rows.jsonl}], validation: {fraction: 0.2, max_rows: 8}}
+train: {max_steps: 100000, lr_scheduler_type: constant, warmup_ratio: 0, learning_rate: 0.002,
+        per_device_train_batch_size: 2, gradient_accumulation_steps: 1, max_length: 64}
+eval: {min_delta: 5.0, eval_steps: 100000, eval_on_start: false}
+limits: {max_hours: 2000}
+checkpoint: {save_steps: 500}
+"""
+FEDERATION = """
+name: lan
+host: "127.0.0.1"
+nodes: [node1]
+train: train.yaml
+rounds: {count: 2, train_seconds: 5, deadline_seconds: 600, warmup_steps: 2}
+"""
+RELATIVE = """
+gates: [gate.yaml]
+launch: {python: bin/python}
+notify: {urls_file: urls}
+device: cpu
+model: {base: base, quantization: none, chat_template: chat.jinja, fallback: {base: ./base}}
+data: {sources: [{path: rows.jsonl}], validation: {path: held-out.jsonl}, system_prompt_file: system.txt}
+train: {lr_scheduler_type: constant, warmup_ratio: 0}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    """A federation whose training has all that it names beside it; the federation's file."""
+    training = folder / "training"
+    for name in ("rows.jsonl", "held-out.jsonl"):
+        (training / "base").mkdir(parents=True, exist_ok=True)
+        (training / name).write_text('{"prompt": "One?", "completion": "Two."}\n')
+    for name in ("chat.jinja", "system.txt", "gate.yaml", "urls", "base/config.json"):
+        (training / name).write_text("{}")
+    (training / "bin").mkdir()
+    (training / "bin/python").symlink_to(sys.executable)
+    (training / "train.yaml").write_text(text)
+    file = folder / "fed.yaml"
+    file.write_text(FEDERATION.replace("train.yaml", "training/train.yaml"))
+    return file
+
+
+# proves FED-1 (simulate: what the training names by relative paths is found from each node's folder as well)
+def test_relative_paths_are_those_of_the_training(tmp_path: Path) -> None:
+    laid = lay_out(write(tmp_path, RELATIVE), 2, tmp_path / "trial")
+    given = load_config(tmp_path / "training/train.yaml", preflight=False).document
+    for number, node in enumerate(laid.nodes):
+        found = load_config(node / "train.yaml", preflight=False).document
+        assert found == {**given, "train": {**given["train"], "seed": 1000 + number}, "gates": []}
+
+
+# proves FED-1 (a rate that the planned steps raise or lower has no place in rounds, and that is said before anything
+# is started)
+@pytest.mark.parametrize("schedule", ["", "lr_scheduler_type: constant", "warmup_ratio: 0"])
+def test_a_schedule_of_its_own_is_refused(tmp_path: Path, schedule: str) -> None:
+    file = write(tmp_path, RELATIVE.replace("lr_scheduler_type: constant, warmup_ratio: 0", schedule))
+    with pytest.raises(ConfigError, match=r"train\.yaml.*Say lr_scheduler_type: constant and warmup_ratio: 0"):
+        lay_out(file, 2, tmp_path / "trial")
+    assert not (tmp_path / "trial").exists()
+    training = tmp_path / "training/train.yaml"
+    with pytest.raises(ConfigError, match="Say lr_scheduler_type: constant"):  # a node's join starts it so
+        load_config(training, ["federated.mailbox=box"])
+    with pytest.raises(ConfigError) as alone:
+        load_config(training)
+    assert "lr_scheduler_type" not in str(alone.value)
+
+
+# proves FED-1 (simulate: a training that cannot be used is refused with its line)
+def test_a_training_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, RELATIVE.replace("train: {", "train: {learning_rat: 1e-4, "))
+    with pytest.raises(ConfigError, match=r"train\.yaml:8: train\.learning_rat.*learning_rate"):
+        lay_out(file, 2, tmp_path / "trial")
+
+
+# proves FED-1 (simulate: three real nodes over TLS, with keys, to the end; the adapter is PEFT's)
+@pytest.mark.slow
+@pytest.mark.flower
+def test_three_real_nodes_train_one_adapter(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {i} plus 3?", "completion": f"{i} plus 3 makes {i + 3}, the sum."} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.yaml").write_text(TRAIN)
+    (tmp_path / "fed.yaml").write_text(FEDERATION)
+    program = Path(sys.executable).parent / "mens-sup"
+    done = subprocess.run(
+        [program, "federate", "simulate", tmp_path / "fed.yaml", "--nodes", "3", "--out", tmp_path / "trial"],
+        capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = msgspec.json.decode((tmp_path / "trial/coordinator/standing/state.json").read_bytes(), type=State)
+    assert [record.round for record in state.records] == [0, 1]
+    assert all(set(record.counted) == {"node1", "node2", "node3"} for record in state.records)
+    first, second = (record.bytes_moved or 0 for record in state.records)
+    assert second - first >= 3 * 4 * state.layout.size  # Flower's own counter; it adds what came back a little later
+    assert set(state.told) == {"node1", "node2", "node3"}
+    for node in state.told:
+        assert "the federation is over" in (tmp_path / f"trial/{node}.log").read_text()
+        outcome = json.loads((tmp_path / f"trial/{node}/run/state.json").read_text())["outcome"]
+        assert outcome == "completed"
+    tensors = load_file(tmp_path / "trial/final/adapter_model.safetensors")
+    assert layout_of(tensors) == state.layout
+    assert any(np.abs(tensor).max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
+    assert json.loads((tmp_path / "trial/final/adapter_config.json").read_text())["r"] == 4

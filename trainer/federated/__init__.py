@@ -1,0 +1,1 @@
+"""Several boxes train one adapter (docs/federated.md)."""
