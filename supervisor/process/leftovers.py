@@ -12,6 +12,7 @@ from pathlib import Path
 
 from supervisor.process.stop import KILL_SECONDS, StuckProcessError
 from supervisor.protocol.attempt import SPEC_VARIABLE
+from supervisor.protocol.marked import marked
 
 REAP_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,18 +35,7 @@ def subreaper() -> Iterator[None]:
 
 def processes_of(attempt_spec: Path) -> list[int]:
     """Living processes whose environment names this attempt: the trainer's descendants, however detached."""
-    mark = f"{SPEC_VARIABLE}={attempt_spec}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, a zombie, or somebody else's: not one that we could end
-            continue
-        if mark in environment.split(b"\0"):
-            found.append(int(entry.name))
-    return sorted(found)
+    return marked(SPEC_VARIABLE, str(attempt_spec))
 
 
 def holds_open(pid: int, path: Path) -> bool:

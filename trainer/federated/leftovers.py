@@ -11,6 +11,7 @@ from pathlib import Path
 
 from supervisor.problems import InputError
 from supervisor.protocol.lock import FileLock, LockHeldError
+from supervisor.protocol.marked import marked
 
 KILL_SECONDS = 30.0
 """What was sent SIGKILL is gone after this, unless the kernel holds it."""
@@ -28,22 +29,6 @@ def alone(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def marked(variable: str, value: str) -> list[int]:
-    """Living processes with ``variable=value`` in the environment that they began with, other than this one."""
-    mark = f"{variable}={value}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or somebody else's, whom we could not end
-            continue
-        if mark in environment.split(b"\0"):
-            found.append(int(entry.name))
-    return sorted(found)
 
 
 def end_marked(variable: str, value: str, patience_seconds: float) -> int:

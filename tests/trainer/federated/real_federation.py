@@ -17,12 +17,12 @@ import msgspec
 from supervisor.protocol.attempt import SPEC_VARIABLE
 from supervisor.protocol.events import Event
 from supervisor.protocol.lock import lock_holder
+from supervisor.protocol.marked import marked
 from trainer.federated.config import load_federation
 from trainer.federated.coordinator import STANDING, State, lock_path
 from trainer.federated.flower import HOME_VARIABLE
 from trainer.federated.identity import COORDINATOR
 from trainer.federated.join import FOLDER_VARIABLE, MAILBOX
-from trainer.federated.leftovers import marked
 from trainer.federated.mailbox import Mailbox
 from trainer.federated.serve import FILE_VARIABLE, read_state
 from trainer.federated.simulate import Laid, lay_out, start

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.federated.leftovers import alone, end_marked, marked
+from supervisor.protocol.marked import marked
+from trainer.federated.leftovers import alone, end_marked
 
 POLITE = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {POLITE}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from real_federation import TRAIN  # type: ignore[import-not-found]
 from safetensors.numpy import load_file
 
 from supervisor.config import load_config
@@ -16,17 +17,6 @@ from trainer.federated.coordinator import State
 from trainer.federated.packed import layout_of
 from trainer.federated.simulate import lay_out
 
-TRAIN = """
-kind: sft
-device: cpu
-model: {base: "random:2x64", quantization: none, lora: {r: 4}}
-data: {sources: [{path: rows.jsonl}], validation: {fraction: 0.2, max_rows: 8}}
-train: {max_steps: 100000, lr_scheduler_type: constant, warmup_ratio: 0, learning_rate: 0.002,
-        per_device_train_batch_size: 2, gradient_accumulation_steps: 1, max_length: 64}
-eval: {min_delta: 5.0, eval_steps: 100000, eval_on_start: false}
-limits: {max_hours: 2000}
-checkpoint: {save_steps: 500}
-"""
 FEDERATION = """
 name: lan
 host: "127.0.0.1"
