@@ -19,6 +19,7 @@ from supervisor.config_sections import SupervisorSections
 from supervisor.problems import ConfigError, InputError
 from supervisor.yaml_source import read_yaml, render_yaml
 from trainer.config import FederatedSection, SftSections
+from trainer.federated import flower
 from trainer.federated.config import load_federation, located
 from trainer.federated.identity import init
 from trainer.federated.join import MAILBOX, TRAIN_FILE, end
@@ -76,6 +77,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> int:
     """0 when all rounds are done. Raises InputError."""
+    flower.programs()  # else every process would say so, each in its own log
     laid = lay_out(file, nodes, out)
     say(f"{nodes} nodes in {out}")
     stop = Stop()
@@ -94,6 +96,8 @@ def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> i
             if all(node.poll() is not None for node in running[1:]):  # told that it is over, they end by themselves
                 break
             time.sleep(0.5)
+        if running[0].returncode:
+            say(f"serve has ended with exit code {running[0].returncode}; {logs[0]} says why")
         return 1 if running[0].returncode is None else running[0].returncode
     finally:
         for process in reversed(running):

@@ -12,10 +12,10 @@ from real_federation import TRAIN  # type: ignore[import-not-found]
 from safetensors.numpy import load_file
 
 from supervisor.config import load_config
-from supervisor.problems import ConfigError
+from supervisor.problems import ConfigError, InputError
 from trainer.federated.coordinator import State
 from trainer.federated.packed import layout_of
-from trainer.federated.simulate import lay_out
+from trainer.federated.simulate import lay_out, simulate
 
 FEDERATION = """
 name: lan
@@ -111,3 +111,14 @@ def test_three_real_nodes_train_one_adapter(tmp_path: Path) -> None:
     assert layout_of(tensors) == state.layout
     assert any(np.abs(tensor).max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
     assert json.loads((tmp_path / "trial/final/adapter_config.json").read_text())["r"] == 4
+
+
+# proves FED-1 (without Flower nothing is begun)
+def test_without_flower_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.yaml").write_text(TRAIN)
+    (tmp_path / "fed.yaml").write_text(FEDERATION)
+    monkeypatch.setenv("MENS_FLOWER_VENV", str(tmp_path / "nowhere"))
+    said: list[str] = []
+    with pytest.raises(InputError, match=r"nowhere/bin/flower-superlink does not exist: .* needs Flower"):
+        simulate(tmp_path / "fed.yaml", 2, tmp_path / "out", said.append)
+    assert said == [] and not (tmp_path / "out").exists()
