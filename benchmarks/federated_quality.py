@@ -4,8 +4,8 @@ Three nodes, each with a source of its own (functions of the standard library, c
 rounds as trainer/federated has them: a broadcast, fresh moments, a short warm-up, products averaged by label tokens and
 re-factored. One node after the other in this process, for a number of optimiser steps instead of seconds, so that no
 box is slowed by another's work. The single box takes the very bins of all nodes, shuffled: three to a step, so that it
-makes as many optimiser steps one after the other as each node, of as many tokens as all nodes together. Peer: the same
-rounds with plain averaging of A and B.
+makes as many optimiser steps one after the other as each node, of as many tokens as all nodes together. Peers: the same
+rounds with plain averaging of A and B, and with an outer learning rate.
 
 Beside it, without a verdict, the single box with one bin to a step, hence three times as many optimiser steps: what
 that gains beyond the first is what larger steps cost, with or without a federation.
@@ -60,10 +60,12 @@ LEAST_GAIN = 3.0
 """Deltas that the single box must gain, or a federation that learns nothing would nearly do."""
 T_95 = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
 """One-sided 95 % quantiles of Student's t, by degrees of freedom."""
+FURTHER = 1.5
+"""An outer learning rate to compare with, aggregation.outer_learning_rate."""
 GENERATORS = ("caesar_cipher", "sentence_reordering")
 NODES = ("functions", *GENERATORS)
 Batch = dict[str, Any]
-Combine = Callable[[Layout, Flat, int, Sequence[Arrival]], Outcome]
+Combine = Callable[[Layout, Flat, int, Sequence[Arrival], float], Outcome]
 
 
 @dataclass(frozen=True)
@@ -165,15 +167,19 @@ def batches_of(corpus: Corpus, sections: SftSections, steps: int, pad: int) -> l
     return [bins([{"bin": number}]) for number in range(plan.total_bins)][:steps]
 
 
-def product_average(layout: Layout, broadcast: Flat, number: int, arrivals: Sequence[Arrival]) -> Outcome:
-    return outcome(layout, {number: broadcast}, number, arrivals, weights(arrivals, number, 0.5, 2))
+def product_average(
+    layout: Layout, broadcast: Flat, number: int, arrivals: Sequence[Arrival], rate: float
+) -> Outcome:
+    return outcome(layout, {number: broadcast}, number, arrivals, weights(arrivals, number, 0.5, 2, rate))
 
 
-def factor_average(layout: Layout, broadcast: Flat, number: int, arrivals: Sequence[Arrival]) -> Outcome:
-    shares = weights(arrivals, number, 0.5, 2)
-    flat = np.zeros(layout.size)
+def factor_average(
+    layout: Layout, broadcast: Flat, number: int, arrivals: Sequence[Arrival], rate: float
+) -> Outcome:
+    shares = weights(arrivals, number, 0.5, 2, rate)
+    flat = broadcast.astype(np.float64)
     for arrival in arrivals:
-        flat += shares[arrival.node, number] * arrival.adapter
+        flat += shares[arrival.node, number] * (arrival.adapter - broadcast)
     return Outcome(flat.astype(broadcast.dtype), 0.0, 0.0)
 
 
@@ -196,13 +202,16 @@ class Nodes:
         return arrivals
 
 
-def federate(box: Box, begin: Flat, nodes: Nodes, first: Sequence[Arrival], combine: Combine) -> Flat:
-    """All rounds, of which the ``first`` is the same in each way; the adapter that the last one ends with."""
+def federate(
+    box: Box, begin: Flat, nodes: Nodes, first: Sequence[Arrival], combine: Combine, rate: float = 1.0
+) -> Flat:
+    """All rounds, of which the ``first`` is the same in each way; the adapter that the last one ends with. ``rate``:
+    the outer learning rate."""
     broadcast = begin
     for number in range(nodes.options.rounds):
         arrivals = nodes.train(broadcast, number) if number else first
-        after = combine(box.layout, broadcast, number, arrivals)
-        if combine is product_average:
+        after = combine(box.layout, broadcast, number, arrivals, rate)
+        if combine is product_average and rate == 1:
             print(
                 f"    round {number}: label tokens {', '.join(str(each.label_tokens) for each in arrivals)}; "
                 f"{after.lost_share:.2%} of the energy lost, averaging factors {after.averaging_error:.2%} off",
@@ -236,6 +245,7 @@ def one_seed(
         "single box": lambda: single(len(NODES)),
         "small steps": lambda: single(1),
         "products": lambda: federate(box, begin, nodes, first, product_average),
+        "further": lambda: federate(box, begin, nodes, first, product_average, FURTHER),
         "factors": lambda: federate(box, begin, nodes, first, factor_average),
     }
     print(f"  seed {seed}: {sum(int(each['tokens']) for each in mixed)} tokens in {len(mixed)} bins each way")
@@ -259,6 +269,7 @@ def compare(title: str, differences: Sequence[float]) -> tuple[float, float | No
 
 def judge(found: Sequence[dict[str, float]]) -> None:
     lost, error = compare("products - single box", [each["products"] - each["single box"] for each in found])
+    compare("further - single box", [each["further"] - each["single box"] for each in found])
     compare("factors - single box", [each["factors"] - each["single box"] for each in found])
     compare("products - small steps", [each["products"] - each["small steps"] for each in found])
     compare("products - factors", [each["products"] - each["factors"] for each in found])

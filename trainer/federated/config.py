@@ -52,6 +52,10 @@ class AggregationSection(Section):
     factors and what they miss in a second, frozen adapter."""
     residual_rank: Count = 64
     """exact: the most that the frozen adapter may grow to."""
+    outer_learning_rate: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    """How far the adapter goes along the mean of the nodes' deltas; 1: to the mean of what they handed in. Shards that
+    have little in common teach different things, of each of which the mean keeps only its share: up to the number of
+    such shards is worth a try."""
     norm_times: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
     """A delta that is more than so many times as large as usual doesn't count."""
 

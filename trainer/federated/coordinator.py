@@ -354,7 +354,8 @@ class Coordinator:
             refused[node, of] = why
             self.say(f"the delta of {node} for round {of} does not count: {why}")
         counting = [arrival for arrival in arrivals if (arrival.node, arrival.round) not in refused]
-        shares = weights(counting, number, rounds.late_factor, rounds.late_rounds)
+        rate = self.sections.aggregation.outer_learning_rate
+        shares = weights(counting, number, rounds.late_factor, rounds.late_rounds, rate)
         after = self._outcome(layout, broadcast, began, number, counting, shares)
         if not (np.isfinite(after.adapter).all() and np.isfinite(after.frozen).all()):
             self.say(f"round {number} comes to values that are not finite; its deltas do not count")

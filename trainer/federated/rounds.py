@@ -65,9 +65,10 @@ def expired(now: float, asked: Iterable[Owing], deadline_seconds: float, late_ro
 
 
 def weights(
-    arrivals: Sequence[Arrival], current: int, late_factor: float, late_rounds: int
+    arrivals: Sequence[Arrival], current: int, late_factor: float, late_rounds: int, outer_learning_rate: float = 1.0
 ) -> dict[Key, float]:
-    """By (node, round) of those that count: their shares, which add up to 1 where none is late, and to less otherwise.
+    """By (node, round) of those that count: their shares, which add up to ``outer_learning_rate`` where none is late,
+    and to less otherwise.
 
     A delta's share is that of its label tokens (as far as they weigh) in all that count, times ``late_factor`` for each
     round that it is late. One that is more than ``late_rounds`` late doesn't count, and the same node's delta of the
@@ -81,7 +82,9 @@ def weights(
         }
     )
     whole = sum(tokens.values())
-    return {key: count / whole * late_factor ** (current - key[1]) for key, count in tokens.items()}
+    return {
+        key: outer_learning_rate * count / whole * late_factor ** (current - key[1]) for key, count in tokens.items()
+    }
 
 
 def weighing(tokens: Mapping[Key, int]) -> dict[Key, float]:

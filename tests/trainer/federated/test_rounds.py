@@ -94,6 +94,25 @@ def test_a_late_delta_is_added_to_where_the_adapter_is_now() -> None:
         assert np.linalg.norm(got - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
+# proves FED-1 (an outer learning rate goes so far along the mean of the deltas, in both modes)
+def test_the_outer_learning_rate() -> None:
+    begun, one, other = _adapter(0), _adapter(1), _adapter(2)
+    arrivals = [Arrival("a", 0, 300, one), Arrival("b", 0, 100, other)]
+    shares = weights(arrivals, 0, 0.5, 1, outer_learning_rate=2.0)
+    assert shares == {("a", 0): 1.5, ("b", 0): 0.5}
+    found = outcome(LAYOUT, {0: begun}, 0, arrivals, shares)
+    nothing = of_rank(LAYOUT, 0)
+    exact = exact_outcome(LAYOUT, {0: begun}, 0, arrivals, shares, (nothing, np.empty(0, np.float32)), cap=12)
+    wide = of_rank(LAYOUT, exact.frozen.size // of_rank(LAYOUT, 1).size)
+    for got, mean, rest, w, first, second in zip(
+        _products(found.adapter), _products(exact.adapter), _products(exact.frozen, wide),
+        _products(begun), _products(one), _products(other), strict=True,
+    ):  # fmt: skip
+        wanted = w + 2.0 * (0.75 * first + 0.25 * second - w)
+        assert np.linalg.norm(got - _best(wanted)) < 1e-5 * np.linalg.norm(wanted)
+        assert np.linalg.norm(mean + rest - wanted) < 1e-5 * np.linalg.norm(wanted)
+
+
 # proves FED-1 (so it is in exact mode, to 1e-5, where adapter and frozen adapter together are the sum)
 def test_a_late_delta_in_exact_mode_is_the_dense_sum() -> None:
     begun, now, late, in_time = _adapter(3), _adapter(4), _adapter(5), _adapter(6)
