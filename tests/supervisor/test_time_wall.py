@@ -142,7 +142,7 @@ def test_a_fresh_run_like_one_that_was_too_long_is_refused(tmp_path: Path) -> No
 
 def test_the_wall_holds_in_a_pause(tmp_path: Path) -> None:
     fault = {"at": 1, "do": "exit", "code": 1}
-    limits = {"max_hours": 1.0 / HOUR, "backoff_seconds": 600.0, "backoff_max_seconds": 600.0}
+    limits = {"max_hours": 3.0 / HOUR, "backoff_seconds": 600.0, "backoff_max_seconds": 600.0}
     assert run(config(fault, limits=limits), tmp_path / "r") is Outcome.GAVE_UP
     found = state(tmp_path / "r")
     assert [failure.kind for failure in found.failures][-1] == "time_limit"

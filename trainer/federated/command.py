@@ -7,6 +7,7 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from supervisor.problems import InputError
 from supervisor.subcommands import Subcommand
@@ -111,10 +112,17 @@ def _need(package: str) -> None:
         raise InputError(f"mens-sup federate needs the package {package}, which is not installed; {INSTALL}")
 
 
+def _action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = actions.add_parser(
+        name, help=what, description=f"{what[0].upper()}{what[1:]}.", allow_abbrev=False
+    )
+    return added
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Several boxes in one room train one adapter, each on its own data (docs/federated.md)."
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    init = actions.add_parser("init", help="make keys, certificates and one folder to copy to each node")
+    init = _action(actions, "init", "make keys, certificates and one folder to copy to each node")
     init.add_argument("--name", required=True, help="of the federation")
     init.add_argument("--nodes", type=_count, required=True, metavar="N", help="boxes; they are named node1 to nodeN")
     init.add_argument("--host", required=True, help="name or address under which the nodes reach this machine")
@@ -122,26 +130,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--train", default="train.yaml", metavar="FILE", help="YAML of the training (train.yaml)")
     init.add_argument("--out", type=Path, metavar="DIR", help="folder to make (NAME)")
     init.set_defaults(command=_init)
-    plan = actions.add_parser(
-        "plan",
-        help="MB and minutes per round, and the expected speed-up",
-        description="Say what a round costs. Exit code 0; 1: no node would be in time; 2: bad input.",
-    )
+    plan = _action(actions, "plan", "MB and minutes per round, and the expected speed-up")
+    plan.description = f"{plan.description} Exit code 0; 1: no node would be in time; 2: bad input."
     plan.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
     plan.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     plan.set_defaults(command=_plan)
-    serve = actions.add_parser("serve", help="coordinate: SuperLink, TLS front and rounds, until all are done")
+    serve = _action(actions, "serve", "coordinate: SuperLink, TLS front and rounds, until all are done")
     serve.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
     serve.add_argument("--inner-port", type=int, default=18443, help="the SuperLink's own port, on loopback (18443)")
     serve.set_defaults(command=_serve)
-    join = actions.add_parser("join", help="take part: SuperNode and this box's supervised trainer")
+    join = _action(actions, "join", "take part: SuperNode and this box's supervised trainer")
     join.add_argument("folder", metavar="FOLDER", type=Path, help="the node's folder, with train.yaml in it")
     join.set_defaults(command=_join)
-    status = actions.add_parser("status", help="the rounds so far")
+    status = _action(actions, "status", "the rounds so far")
     status.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file, as federate init makes it")
     status.add_argument("--json", dest="as_json", action="store_true", help="JSON on standard output")
     status.set_defaults(command=_status)
-    simulate = actions.add_parser("simulate", help="a whole federation on this machine, over loopback")
+    simulate = _action(actions, "simulate", "a whole federation on this machine, over loopback")
     simulate.add_argument("federation", metavar="FEDERATION", type=Path, help="YAML file")
     simulate.add_argument("--nodes", type=_count, required=True, metavar="N", help="boxes")
     simulate.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
@@ -158,10 +163,21 @@ def _count(text: str) -> int:
 EXAMPLES = {
     "": """
 mens-sup federate init --name lan --nodes 3 --host 192.168.1.10
-mens-sup federate plan lan/lan.yaml
 mens-sup federate serve lan/lan.yaml
 mens-sup federate join node1
-mens-sup federate simulate lan/lan.yaml --nodes 3 --out trial
-"""
+mens-sup federate simulate configs/federated/smollm2.yaml --nodes 2 --out trial
+""",
+    "init": "mens-sup federate init --name lan --nodes 3 --host 192.168.1.10",
+    "plan": """
+mens-sup federate plan lan/lan.yaml
+mens-sup federate plan lan/lan.yaml --json
+""",
+    "serve": "mens-sup federate serve lan/lan.yaml",
+    "join": "mens-sup federate join node1",
+    "status": """
+mens-sup federate status lan/lan.yaml
+mens-sup federate status lan/lan.yaml --json
+""",
+    "simulate": "mens-sup federate simulate configs/federated/smollm2.yaml --nodes 2 --out trial",
 }
 FEDERATE = Subcommand("several boxes, one adapter: keys, plan, coordinator, nodes", _add_arguments, EXAMPLES)
