@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,11 +69,18 @@ def lay_out(file: Path, nodes: int, out: Path, host: str = "127.0.0.1") -> Laid:
     return Laid(made, inner, tuple(out / name for name in names))
 
 
-def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+def start(command: list[str], log: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """``more``: environment that it gets unless that is set already."""
     with open(log, "ab") as stream:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
-        )
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True,
+            env={**(more or {}), **os.environ},
+        )  # fmt: skip
+
+
+def threads_of_each(nodes: int) -> int:
+    """Of trainers that share this machine's cores: more would wait for each other in every parallel loop."""
+    return max(1, len(os.sched_getaffinity(0)) // nodes)
 
 
 def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> int:
@@ -85,7 +93,7 @@ def simulate(file: Path, nodes: int, out: Path, say: Callable[[str], None]) -> i
     running = []
     try:
         for command, log in zip(laid.commands(), logs, strict=True):
-            running.append(start(command, log))
+            running.append(start(command, log, {"OMP_NUM_THREADS": str(threads_of_each(nodes))}))
         while running[0].poll() is None and not stop.asked:
             if all(node.poll() is not None for node in running[1:]) and any(node.returncode for node in running[1:]):
                 say(f"no node is left; {out}/node1.log and the others say why")

@@ -1,6 +1,7 @@
 """A whole federation on this machine: SuperLink, front, three SuperNodes, three supervised trainers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from supervisor.config import load_config
 from supervisor.problems import ConfigError, InputError
 from trainer.federated.coordinator import State
 from trainer.federated.packed import layout_of
-from trainer.federated.simulate import lay_out, simulate
+from trainer.federated.simulate import lay_out, simulate, start, threads_of_each
 
 FEDERATION = """
 name: lan
@@ -122,3 +123,15 @@ def test_without_flower_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InputError, match=r"nowhere/bin/flower-superlink does not exist: .* needs Flower"):
         simulate(tmp_path / "fed.yaml", 2, tmp_path / "out", said.append)
     assert said == [] and not (tmp_path / "out").exists()
+
+
+# proves FED-1 (trainers on one machine do not stall each other)
+def test_nodes_on_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert (threads_of_each(1), threads_of_each(cores), threads_of_each(2 * cores)) == (cores, 1, 1)
+    shown = [sys.executable, "-S", "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert start(shown, tmp_path / "log", {"OMP_NUM_THREADS": "1"}).wait() == 0
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user has said stays
+    assert start(shown, tmp_path / "log", {"OMP_NUM_THREADS": "1"}).wait() == 0
+    assert (tmp_path / "log").read_text() == "1\n3\n"
