@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import Field, StrictInt, StrictStr, model_validator
 
-from supervisor.config_errors import problems_of
-from supervisor.jobs import Problem
-from supervisor.problems import ConfigError
-from supervisor.yaml_source import read_yaml
+from supervisor.config_file import load_sections
 from trainer.config import Count, Section
 
 PASS_AT = re.compile(r"pass@([1-9][0-9]*)")
@@ -118,12 +113,7 @@ class GateSections(Section):
 
 def load_gate(path: Path) -> GateSections:
     """With paths made absolute, from the gate's folder on. Raises ConfigError with every problem of the file."""
-    document, lines = read_yaml(path)
-    try:
-        sections = GateSections.model_validate(document)
-    except ValidationError as error:
-        problems = [_located(found, str(path), lines) for found in problems_of(error, GateSections, document)]
-        raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
+    sections, _ = load_sections(path, GateSections)
     base = path.resolve().parent
     return sections.model_copy(update={"benches": [_absolute(bench, base) for bench in sections.benches]})
 
@@ -141,10 +131,3 @@ def _absolute(bench: BenchSection, base: Path) -> BenchSection:
             "release": bench.release if bench.release == NO_RELEASE else place(bench.release),
         }
     )
-
-
-def _located(problem: Problem, file: str, lines: Mapping[str, int]) -> Problem:
-    key = problem.key
-    while key and key not in lines:
-        key = key.rpartition(".")[0]
-    return replace(problem, file=file, line=lines.get(key))

@@ -20,7 +20,7 @@ EVIDENCE_LINES = 200
 """Of a log's end, that are looked at for a cause."""
 _SHOWN = 300
 POLL_SECONDS = 0.5
-LAST_WORDS_SECONDS = 2.0
+LAST_WORDS_SECONDS = 10.0
 """For a process whose line is gone to be reaped, which tells how it ended."""
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import Field, StrictInt, StrictStr, model_validator
 
-from supervisor.config_errors import problems_of
+from supervisor.config_file import load_sections, located
 from supervisor.jobs import Problem
 from supervisor.problems import ConfigError
-from supervisor.yaml_source import read_yaml
 from trainer.config import Count, Section
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
@@ -86,25 +83,12 @@ class FederationSections(Section):
 
 def load_federation(path: Path) -> FederationSections:
     """With ``train`` made absolute, from the file's folder on. Raises ConfigError with every problem of the file."""
-    document, lines = read_yaml(path)
-    try:
-        sections = FederationSections.model_validate(document)
-    except ValidationError as error:
-        problems = [located(found, str(path), lines) for found in problems_of(error, FederationSections, document)]
-        raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
+    sections, lines = load_sections(path, FederationSections)
     train = path.resolve().parent / Path(sections.train).expanduser()
     if not train.is_file():
         problem = Problem("train", f"train: {train} does not exist", "Give a training's YAML, as for mens-sup run.")
         raise ConfigError([located(problem, str(path), lines)])
     return sections.model_copy(update={"train": str(train)})
-
-
-def located(problem: Problem, file: str, lines: Mapping[str, int]) -> Problem:
-    """The same with the line in ``file`` on which its key stands, or the section that the key is in."""
-    key = problem.key
-    while key and key not in lines:
-        key = key.rpartition(".")[0]
-    return replace(problem, file=file, line=lines.get(key))
 
 
 def node_problem(name: str) -> str | None:

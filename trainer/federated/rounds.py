@@ -88,7 +88,7 @@ def weights(
 
 
 def weighing(tokens: Mapping[Key, int]) -> dict[Key, float]:
-    """The label tokens that each delta weighs by: its own, at most ``MOST_TIMES_USUAL`` the median of other nodes'."""
+    """The label tokens that each delta weighs by: its own, at most ``MOST_TIMES_USUAL`` times the others' median."""
     found = {}
     for (node, number), count in tokens.items():
         others = [other for (name, _), other in tokens.items() if name != node]
@@ -116,10 +116,10 @@ def outcome(
     arrivals: Sequence[Arrival],
     shares: Mapping[Key, float],
 ) -> Outcome:
-    """The products' mean, re-factored: W + sum of share x (product handed in - product begun from), layer by layer.
+    """W + sum of share x (product handed in - product begun from), re-factored, layer by layer.
 
     ``broadcasts``: the adapters that were trained from in each round, by round; W is that of ``current``. For deltas
-    that are in time this is the weighted mean of the products.
+    that are in time, with shares that add up to 1, this is the weighted mean of the products.
     """
     kept = lost = wrong = 0.0
     tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.floating]]] = {}

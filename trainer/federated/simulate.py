@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from supervisor.config_errors import problems_of
+from supervisor.config_file import located
 from supervisor.config_sections import SupervisorSections
 from supervisor.problems import ConfigError, InputError
 from supervisor.yaml_source import read_yaml, render_yaml
 from trainer.config import FederatedSection, SftSections
 from trainer.federated import flower
-from trainer.federated.config import load_federation, located
+from trainer.federated.config import load_federation
 from trainer.federated.identity import init
 from trainer.federated.join import MAILBOX, TRAIN_FILE, end
 from trainer.federated.serve import Stop
@@ -79,7 +80,8 @@ def start(command: list[str], log: Path, more: Mapping[str, str] | None = None) 
 
 
 def threads_of_each(nodes: int) -> int:
-    """Of trainers that share this machine's cores: more would wait for each other in every parallel loop."""
+    """How many threads each trainer computes with: more than there are cores would wait for each other in every
+    parallel loop."""
     return max(1, len(os.sched_getaffinity(0)) // nodes)
 
 

@@ -1,10 +1,15 @@
 """What is made of a sampler's death."""
 
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from rft.samplers.restarts import Restarts
+from rft.samplers.kept import Kept
+from rft.samplers.restarts import Lifeline, Restarts
 from rft.samplers.sampler import SamplerLostError, SamplerUnusableError
 from rft.samplers.vllm_env import hopeless
 
@@ -52,3 +57,38 @@ def test_secrets_in_last_words_are_hidden() -> None:
     said: list[str] = []
     Restarts("worker", 1, LOG, said.append).spend("ended", ["OSError: token=hf_abcdefghijklmnop denied"], 0)
     assert "hf_abc" not in said[0]
+
+
+class Sleeper:
+    """A sampler that never answers. ``line_is_gone``: it cannot be spoken with."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.line_is_gone = False
+
+    def launch(self) -> Kept:
+        return Kept([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], {}, self.log)
+
+    def answers(self, seconds: float) -> bool:
+        time.sleep(0.01)
+        return False
+
+    def gone(self) -> bool:
+        return self.line_is_gone
+
+    def drop(self) -> None:
+        pass
+
+
+# proves RFT-1: how it ended is said also when its line was gone before it was reaped
+def test_what_killed_it_is_waited_for(tmp_path: Path) -> None:
+    sleeper = Sleeper(tmp_path / "log")
+    life = Lifeline(sleeper, Restarts("worker", 0, LOG, lambda _: None), "worker", 600.0, sleeper.log, lambda: 0)
+
+    def kill() -> None:
+        if life.pid is not None:
+            os.kill(life.pid, signal.SIGKILL)
+            sleeper.line_is_gone = True
+
+    with pytest.raises(SamplerLostError, match=r"^The worker was ended by SIGKILL"):
+        life.start(kill)

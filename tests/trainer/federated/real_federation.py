@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pytest
 
+from supervisor.problems import InputError
 from supervisor.protocol.attempt import SPEC_VARIABLE
 from supervisor.protocol.events import Event
 from supervisor.protocol.lock import lock_holder
 from supervisor.protocol.marked import marked
+from trainer.federated import flower
 from trainer.federated.config import load_federation
 from trainer.federated.coordinator import STANDING, State, lock_path
 from trainer.federated.flower import HOME_VARIABLE
@@ -41,6 +44,13 @@ checkpoint: {save_steps: 500}
 CAP_SECONDS = float(os.environ.get("MENS_TEST_PATIENCE", "1800"))
 """For one thing to happen, however slow the machine is."""
 T = TypeVar("T")
+
+
+def need_flower() -> None:
+    try:
+        flower.programs()
+    except InputError as error:
+        pytest.skip(f"FLOWER IS MISSING, NOTHING WAS SHOWN: {error} (make test-flower)")
 
 
 def eventually(what: str, found: Callable[[], T | None], cap: float = CAP_SECONDS) -> T:

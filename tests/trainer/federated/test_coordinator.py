@@ -66,13 +66,15 @@ class ToyWire:
         return [self.due.pop(handle)[1] for handle in come]
 
     def dismiss(self, node: str, rounds: int, seconds_valid: float) -> str:
-        raise NotImplementedError
+        raise AssertionError("rounds are left")
 
     def bytes_moved(self) -> int | None:
         return None
 
 
-def _run(folder: Path, wire: ToyWire, count: int = 3, stop_at: float = 1e9) -> tuple[State, list[str]]:
+def _run(
+    folder: Path, wire: ToyWire, count: int = 3, stop_at: float = 1e9, **aggregation: object
+) -> tuple[State, list[str]]:
     sections = FederationSections.model_validate(
         {
             "name": "lan", "host": "127.0.0.1", "nodes": list(KEYS), "train": "t.yaml",
@@ -80,6 +82,7 @@ def _run(folder: Path, wire: ToyWire, count: int = 3, stop_at: float = 1e9) -> t
                 "count": count, "train_seconds": 10, "deadline_seconds": 60, "late_rounds": 2,
                 "late_factor": 0.5,
             },
+            "aggregation": aggregation,
         }
     )  # fmt: skip
     said: list[str] = []
@@ -159,6 +162,15 @@ def test_rounds_without_a_counted_delta_do_not_count(tmp_path: Path) -> None:
     assert [len(record.counted) for record in state.records] == [0, 0, 3]
     assert (state.done, state.round) == (1, 3)
     assert all(np.abs(product).max() == 0 for product in _products(read_adapter(tmp_path, 2)))
+
+
+# proves FED-1 (the outer learning rate of the federation's file is what its rounds go by)
+def test_rounds_go_by_the_outer_learning_rate(tmp_path: Path) -> None:
+    for name, rate in (("one", 1.0), ("two", 2.0)):
+        _run(tmp_path / name, ToyWire(dict.fromkeys(KEYS, 10.0)), count=1, outer_learning_rate=rate)
+    once, twice = (_products(read_adapter(tmp_path / name, 1)) for name in ("one", "two"))
+    for first, second in zip(once, twice, strict=True):  # both began with B zero
+        assert np.linalg.norm(second - 2 * first) < 1e-5 * np.linalg.norm(second)
 
 
 # proves FED-1 (nodes of which nothing will ever count do not keep a federation going for ever)

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_federation import RealFederation, eventually, kill  # type: ignore[import-not-found]
+from real_federation import RealFederation, eventually, kill, need_flower  # type: ignore[import-not-found]
 
-from supervisor.problems import InputError
 from supervisor.yaml_source import read_yaml, render_yaml
-from trainer.federated import flower
 from trainer.federated.coordinator import State
 
 DEADLINE = 100
@@ -22,10 +20,7 @@ STOPPED_SECONDS = 90.0
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[RealFederation]:
-    try:
-        flower.programs()
-    except InputError as error:
-        pytest.skip(f"FLOWER IS MISSING, NOTHING WAS KILLED: {error} (make test-flower)")
+    need_flower()
     rounds = f"{{count: 1000, train_seconds: 5, deadline_seconds: {DEADLINE}, late_rounds: 1, warmup_steps: 2}}"
     made = RealFederation.make(tmp_path, 3, rounds)
     yield made

@@ -12,9 +12,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from real_federation import RealFederation, eventually  # type: ignore[import-not-found]
+from real_federation import RealFederation, eventually, need_flower  # type: ignore[import-not-found]
 
-from supervisor.problems import InputError
 from trainer.federated import flower
 from trainer.federated.bytes_moved import DATABASE
 from trainer.federated.identity import AUTHORITY, COORDINATOR, NODE_FILE, init
@@ -71,10 +70,7 @@ def _ip(*arguments: str) -> None:
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[RealFederation]:
     """The coordinator in one namespace, everybody else in another; one line between them."""
-    try:
-        flower.programs()
-    except InputError as error:
-        pytest.skip(f"FLOWER IS MISSING, NOTHING WAS REFUSED: {error} (make test-flower)")
+    need_flower()
     mark = uuid.uuid4().hex[:8]
     here, there = f"mens-c-{mark}", f"mens-b-{mark}"
     try:

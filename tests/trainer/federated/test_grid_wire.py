@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from real_federation import need_flower  # type: ignore[import-not-found]
 
-from supervisor.problems import InputError
 from trainer.federated import flower
 
 PROGRAM = Path(__file__).with_name("hostile_messages.py")
@@ -15,10 +15,8 @@ PROGRAM = Path(__file__).with_name("hostile_messages.py")
 @pytest.mark.slow
 @pytest.mark.flower
 def test_hostile_messages_are_their_nodes_alone(tmp_path: Path) -> None:
-    try:
-        python = flower.programs() / "python"
-    except InputError as error:
-        pytest.skip(f"FLOWER IS MISSING, NOTHING WAS READ: {error} (make test-flower)")
+    need_flower()
+    python = flower.programs() / "python"
     answer = subprocess.run(
         [str(python), str(PROGRAM)], capture_output=True, text=True, check=False, timeout=1800, cwd=tmp_path
     )

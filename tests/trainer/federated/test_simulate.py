@@ -4,16 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from real_federation import TRAIN  # type: ignore[import-not-found]
+from real_federation import TRAIN, need_flower  # type: ignore[import-not-found]
 from safetensors.numpy import load_file
 
 from supervisor.config import load_config
 from supervisor.problems import ConfigError, InputError
+from trainer.federated import flower
+from trainer.federated import simulate as simulation
 from trainer.federated.coordinator import State
 from trainer.federated.packed import layout_of
 from trainer.federated.simulate import lay_out, simulate, start, threads_of_each
@@ -88,6 +91,7 @@ def test_a_training_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.flower
 def test_three_real_nodes_train_one_adapter(tmp_path: Path) -> None:
+    need_flower()
     rows = [{"prompt": f"What is {i} plus 3?", "completion": f"{i} plus 3 makes {i + 3}, the sum."} for i in range(60)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "train.yaml").write_text(TRAIN)
@@ -129,9 +133,23 @@ def test_without_flower_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monk
 def test_nodes_on_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(os.sched_getaffinity(0))
     assert (threads_of_each(1), threads_of_each(cores), threads_of_each(2 * cores)) == (cores, 1, 1)
-    shown = [sys.executable, "-S", "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+    (tmp_path / "train.yaml").write_text(TRAIN)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (tmp_path / "fed.yaml").write_text(FEDERATION)
+    monkeypatch.setattr(flower, "programs", lambda: tmp_path)
+    given = []
+
+    def show(command: list[str], log: Path, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        given.append(more)
+        shown = "import os; print(os.environ['OMP_NUM_THREADS'])"
+        return start([sys.executable, "-S", "-c", shown], tmp_path / "log", more)
+
+    monkeypatch.setattr(simulation, "start", show)
+    monkeypatch.setattr(simulation, "PARTING_SECONDS", 5.0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert start(shown, tmp_path / "log", {"OMP_NUM_THREADS": "1"}).wait() == 0
+    assert simulate(tmp_path / "fed.yaml", 2, tmp_path / "out", lambda _: None) == 0
+    assert given == [{"OMP_NUM_THREADS": str(threads_of_each(2))}] * 3
+    assert (tmp_path / "log").read_text() == f"{threads_of_each(2)}\n" * 3
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user has said stays
-    assert start(shown, tmp_path / "log", {"OMP_NUM_THREADS": "1"}).wait() == 0
-    assert (tmp_path / "log").read_text() == "1\n3\n"
+    assert show([], tmp_path / "log", given[0]).wait() == 0
+    assert (tmp_path / "log").read_text().endswith("3\n")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 
-from supervisor.config_errors import problems_of
+from supervisor.config_file import load_sections, located
 from supervisor.jobs import Problem
 from supervisor.problems import ConfigError
-from supervisor.yaml_source import read_yaml
 from trainer.config import Count, Section
 from trainer.data.build.manifest import BUILT_FIELDS, CONVERSATION_FIELDS
 from trainer.data.build.readiness import Thresholds
@@ -236,27 +235,12 @@ class Mix:
 
 def load_mix(path: Path) -> Mix:
     """Raises ConfigError with every problem of the file."""
-    document, lines = read_yaml(path)
-    try:
-        sections = MixSections.model_validate(document)
-    except ValidationError as error:
-        problems = [located(found, str(path), lines) for found in problems_of(error, MixSections, document)]
-        raise ConfigError(sorted(problems, key=lambda problem: problem.line or 0)) from None
+    sections, lines = load_sections(path, MixSections)
     mix = Mix(path, sections, lines, hashlib.sha256(path.read_bytes()).hexdigest())
     checks = (_name_problems, _weight_problems, _oracle_problems, _tokenizer_problems)
     if problems := [problem for check in checks for problem in check(mix)]:
         raise ConfigError(problems)
     return mix
-
-
-def located(problem: Problem, file: str, lines: Mapping[str, int]) -> Problem:
-    """With the line of its key, or of the nearest key above that stands in the file."""
-    if problem.file is not None:
-        return problem
-    key = problem.key
-    while key and key not in lines:
-        key = key.rpartition(".")[0]
-    return replace(problem, file=file, line=lines.get(key))
 
 
 def _name_problems(mix: Mix) -> list[Problem]:
